@@ -1,0 +1,49 @@
+"""The records that cross from data_shards to fedcore. Neither side knows the other; both know these.
+
+Letters, everywhere: K clients in a lane, N all clients, B samples, V views, C classes, D feature width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """One step's samples for the K clients of a lane.
+
+    A client's last batch is filled up to B rows with other samples of the same client, of weight 0:
+    they feed batch-norm statistics (which so never see a single image) but no loss.
+    """
+
+    images: Tensor  # [K, V, B, channels, height, width], augmented and normalised
+    labels: Tensor  # [K, B] int64
+    weight: Tensor  # [K, B] 1 for a sample of this batch, 0 for filling
+    active: Tensor  # [K] bool; False once a client's epoch is over
+
+
+class TrainData(Protocol):
+    """The training samples of the clients of one rank."""
+
+    def samples(self, client: int) -> int:
+        """How many samples that client holds."""
+
+    def label_counts(self, client: int) -> Tensor:
+        """Label histogram [C] int64 of that client."""
+
+    def steps(self, client: int) -> int:
+        """Batches in one local epoch of that client."""
+
+    def epoch(self, clients: Sequence[int], round: int, epoch: int) -> Iterator[Batch]:
+        """The batches of one local epoch for a lane; as many as its longest client has."""
+
+
+class TestData(Protocol):
+    """The test samples, the same on every rank. Used to report, never to choose."""
+
+    labels: Tensor  # [M] int64
+
+    def chunks(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
+        """Normalised images [<= size, channels, height, width] of samples start..stop, in order."""

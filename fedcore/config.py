@@ -1,0 +1,390 @@
+"""RunConfig: everything a run depends on, frozen and complete. YAML in, YAML out.
+
+After `RunConfig.load` nobody asks whether a key is there. What a name stands for (`algorithm.name`,
+`model.name`, ...) is looked up in the registries when the run is built, with the same kind of error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedcore.errors import ConfigError, ConfigErrors, FedError
+from fedcore.registry import nearest
+
+Positive = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, and a key it does not know is an error."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
+
+
+class DataConfig(Section):
+    """Which samples there are and how they are dealt out to the clients."""
+
+    source: str = "mnist5k"
+    """Dataset: a module of data_shards/sources (`fedcore shards make --help` lists them)."""
+    root: Path | None = None
+    """Where the raw files lie, for sources that do not come with a package."""
+    store: Path = Path("data_shards/store")
+    """Folder of the generated shards, relative to the working directory."""
+    partition: Literal["dirichlet", "iid", "by_label"] = "dirichlet"
+    """How samples are dealt out."""
+    alpha: PositiveFloat = 0.1
+    """Dirichlet concentration per class; small = each client sees few classes."""
+    labels_per_client: Positive = 2
+    """Classes of each client under `by_label`."""
+    seed: int | None = None
+    """Seed of the partition; null = the run's seed."""
+    augment: bool = True
+    """Draw random views (as the source's kind of image wants); false = plain images."""
+
+
+class ClientConfig(Section):
+    """What one client does in a round."""
+
+    count: Positive = 16
+    """Number of clients N."""
+    per_round: Positive | None = None
+    """Clients that take part in a round, drawn by seed; null = all."""
+    local_epochs: Positive = 2
+    """Passes over a client's own data in a round."""
+    batch_size: Positive = 32
+    """Samples per step B (each gives `views` images)."""
+    views: Positive = 2
+    """Augmented views V of each sample in a step."""
+    width: Positive = 1
+    """Clients trained at once in a lane; 1 = one after another. The numbers are the same."""
+    lr: PositiveFloat = 0.05
+    """SGD learning rate of the weights and prototypes, at its peak."""
+    lr_schedule: str = "constant"
+    """Schedule of the learning rate over the run: constant, linear, cosine."""
+    lr_log_var: PositiveFloat = 0.005
+    """SGD learning rate of the two log-variances behind a learned lambda."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """SGD momentum."""
+    carry_momentum: bool = False
+    """Keep the momentum from round to round; false = it starts at zero each round (published)."""
+    weight_decay: Share = 0.0
+    """L2 decay added to the gradient of weights and prototypes."""
+    max_norm: PositiveFloat = 1.0
+    """Gradient norm of all of a client's parameters together is clipped to this."""
+
+
+class ModelConfig(Section):
+    """Encoder with prototype head."""
+
+    name: str = "small_cnn"
+    """Encoder: small_cnn or resnet18."""
+    feature_dim: Positive | None = None
+    """Feature width D; null = the encoder's own. Another width adds a linear projector."""
+
+
+class EntropyStart(Section):
+    """lambda0 = low + (high - low) H / log2 C, H the label entropy of the client in bits."""
+
+    low: Share = 0.1
+    """lambda0 of a client that holds one class."""
+    high: PositiveFloat = 20.0
+    """lambda0 of a client whose classes are balanced."""
+
+
+class StartConfig(Section):
+    """Where lambda starts: one of the two."""
+
+    fixed: Share | None = None
+    """The same lambda0 for every client."""
+    entropy: EntropyStart | None = None
+    """lambda0 from the client's label entropy."""
+
+    @model_validator(mode="after")
+    def _one(self) -> StartConfig:
+        if (self.fixed is None) == (self.entropy is None):
+            raise ValueError("exactly one of `fixed` and `entropy`")
+        return self
+
+
+class HingeConfig(Section):
+    """gamma * relu(raw lambda - lambda_max) added to the sigma loss."""
+
+    gamma: PositiveFloat = 1e-5
+    """Strength (1e-5 in the code, 1e-3 in the paper)."""
+    lambda_max: PositiveFloat = 50.0
+    """Raw lambda above which the guard acts."""
+
+
+class GuardConfig(Section):
+    """What keeps a learned lambda from exploding: at most one; none = nothing."""
+
+    inverse_variance: PositiveFloat | None = None
+    """gamma of gamma / sigma^2_align added to the sigma loss."""
+    hinge: HingeConfig | None = None
+    """Hinge on the raw lambda."""
+
+    @model_validator(mode="after")
+    def _one(self) -> GuardConfig:
+        if self.inverse_variance is not None and self.hinge is not None:
+            raise ValueError("at most one of `inverse_variance` and `hinge`")
+        return self
+
+
+class RuleConfig(Section):
+    """The weight lambda of the alignment loss. A key left null keeps the algorithm's own value."""
+
+    start: StartConfig | None = None
+    """Where lambda starts."""
+    learned: bool | None = None
+    """Whether the two log-variances follow the sigma loss."""
+    anneal: str | None = None
+    """s(p): constant, linear, cosine, consensus."""
+    slots: tuple[Literal["weights", "align", "log"], ...] | None = None
+    """Where s(p) enters: the weight loss, the sigma loss's align term, its log term."""
+    clock: Literal["epoch", "round"] | None = None
+    """Whether p counts local epochs or rounds."""
+    guard: GuardConfig | None = None
+    """What keeps lambda from exploding; `{}` = nothing."""
+
+
+class AlgorithmConfig(Section):
+    """A declared algorithm by name, and what this run changes in it (null = as declared)."""
+
+    name: str = "v14"
+    """`fedcore algorithms` lists them."""
+    mode: Literal["one_shot", "averaged"] | None = None
+    """one_shot: client models persist. averaged: parameters are averaged after each round."""
+    base: tuple[str, ...] | None = None
+    """Loss terms of the base loss."""
+    align: tuple[str, ...] | None = None
+    """Loss terms of the alignment loss."""
+    terms: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Settings of single terms, e.g. {supcon: {temperature: 0.1}}."""
+    anchor: str | None = None
+    """etf, gaussian or spread."""
+    rule: RuleConfig = RuleConfig()
+    """The lambda rule."""
+    combine: str | None = None
+    """How prototypes are combined: mean_of_present, mean, by_samples."""
+    readout: str | None = None
+    """The read-out that `test_accuracy` reports."""
+
+
+class EvaluateConfig(Section):
+    """Reading out the test set. Nothing is ever chosen by it."""
+
+    every: Positive = 1
+    """Rounds between evaluations; the last round is always evaluated."""
+    batch_size: Positive = 256
+    """Test images in one forward pass."""
+
+
+class ServerConfig(Section):
+    """The collectives between the ranks."""
+
+    timeout: PositiveFloat = 1800.0
+    """Seconds a rank waits in a collective for the others."""
+    heartbeat: PositiveFloat = 15.0
+    """Seconds without a sign of life after which a rank counts as lost and the others end."""
+
+
+class MetricsConfig(Section):
+    """The Prometheus endpoint of each rank."""
+
+    enabled: bool = True
+    """Serve metrics at all."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 9400
+    """Port of local rank 0; local rank r takes port + r. 0 = any free port."""
+    bind: str = "127.0.0.1"
+    """Address to listen on; loopback unless set."""
+    per_client_limit: Annotated[int, Field(ge=0)] = 100
+    """Clients of a run with a series each; with more clients, quantiles per rank instead."""
+
+
+class CheckpointConfig(Section):
+    """Saving the run, so that it can go on after a stop."""
+
+    every: Positive = 1
+    """Rounds between checkpoints; one is also written on SIGTERM and SIGUSR1."""
+    keep: Positive = 2
+    """Newest checkpoints kept."""
+
+
+class RunConfig(Section):
+    """One run."""
+
+    seed: int = 0
+    """Run seed: with the client, round and purpose it addresses every random draw."""
+    rounds: Positive = 10
+    """Rounds: local training and then one aggregation."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto = one CUDA device per rank where there are any, else the CPU."""
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    """Number format; bf16 = forward pass under autocast, weights in fp32."""
+    threads: Positive = 1
+    """CPU threads per rank. Fixed, since the order of a sum on a CPU depends on it."""
+    data: DataConfig = DataConfig()
+    clients: ClientConfig = ClientConfig()
+    model: ModelConfig = ModelConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    server: ServerConfig = ServerConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _per_round(self) -> RunConfig:
+        chosen = self.clients.per_round
+        if chosen is not None and chosen > self.clients.count:
+            raise ValueError(f"clients.per_round={chosen} of clients.count={self.clients.count}")
+        return self
+
+    @classmethod
+    def load(cls, path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+        """Read a YAML file and apply `a.b=value` overrides; every error names key, value, way out."""
+        return cls.of(with_overrides(read_yaml(path), overrides))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> RunConfig:
+        """Check plain values; raises `ConfigError` (one mistake) or `ConfigErrors` (several)."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise explain(error, cls) from None
+
+    @property
+    def partition_seed(self) -> int:
+        """Seed of the partition: data.seed, or the run's."""
+        return self.seed if self.data.seed is None else self.data.seed
+
+    def plain(self) -> dict[str, Any]:
+        """The configuration as JSON-able values."""
+        return self.model_dump(mode="json")
+
+    def dump(self) -> str:
+        """The configuration as YAML."""
+        return yaml.safe_dump(self.plain(), sort_keys=False)
+
+    def decisive(self) -> dict[str, Any]:
+        """Flat `a.b: value` of all keys that the numbers of the run depend on."""
+        flat = flatten(self.plain())
+        return {k: v for k, v in flat.items() if k.split(".")[0] not in OPERATIONAL and k not in OPERATIONAL}
+
+    def digest(self) -> str:
+        """Eight hex digits that change when a decisive key does."""
+        text = json.dumps(self.decisive(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+OPERATIONAL = frozenset(
+    {"device", "evaluate", "server", "metrics", "checkpoint", "data.store", "data.root"}
+)
+"""Sections and keys that may differ between a run and its resumption."""
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one level of dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+class _OneOfEachKey(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error: the second would win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise ConfigError(str(key.value), "given twice", "each key once", "removing one")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; `ConfigError` if it cannot be read or is none."""
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), _OneOfEachKey)  # noqa: S506
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        what = " ".join(str(error).split())
+        raise ConfigError("--config", str(path), f"a YAML file ({what})", "another file") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError("--config", str(path), "a YAML mapping of keys", "key: value lines")
+    return values
+
+
+def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`values` with each `a.b=value` (value in YAML) put in."""
+    result: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    for override in overrides:
+        dotted, equals, text = override.partition("=")
+        if not equals or not dotted:
+            raise ConfigError("--set", override, "key=value", "e.g. --set data.alpha=0.5")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(dotted, text, "a YAML value", "quotes around it") from None
+        *parents, last = dotted.split(".")
+        section = result
+        for parent in parents:
+            inner = section.get(parent)
+            section[parent] = section = inner if isinstance(inner, dict) else {}
+        section[last] = value
+    return result
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> FedError:
+    """A pydantic error as key, value and way out."""
+    lines = []
+    for item in error.errors():
+        path = [str(part) for part in item["loc"]]
+        key, got = ".".join(path) or "configuration", item["input"]
+        want, way_out = item["msg"].removeprefix("Value error, "), ""
+        if item["type"] == "extra_forbidden":
+            want, way_out = "a known key", _nearest_key(path, model)
+        elif item["type"] == "literal_error":
+            want = "one of " + item["ctx"]["expected"]
+            way_out = nearest(str(got), item["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", "))
+        elif isinstance(got, Mapping | BaseModel):
+            got = "this section"
+        lines.append(ConfigError(key, got, want, way_out))
+    return lines[0] if len(lines) == 1 else ConfigErrors("\n".join(map(str, lines)))
+
+
+def _nearest_key(path: list[str], model: type[BaseModel]) -> str:
+    """The known dotted key most like `path`: in the same section first, then anywhere."""
+    known = list(known_keys(model))
+    parent = ".".join(path[:-1])
+    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
+    match = nearest(path[-1], list(siblings))
+    if match in siblings:
+        return siblings[match]
+    elsewhere = [k for k in known if k.rpartition(".")[2] == path[-1]]
+    return elsewhere[0] if elsewhere else match
+
+
+def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """All dotted keys of a section and the sections in it."""
+    keys = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        for part in [field.annotation, *getattr(field.annotation, "__args__", ())]:
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                keys += known_keys(part, f"{prefix}{name}.")
+    return keys

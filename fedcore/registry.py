@@ -1,0 +1,59 @@
+"""Names to things: a file that calls `add` is found by name, by `--help` and by the law tests."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from fedcore.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The known word most like `word`, or a list of all of them when none is."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return close[0] if close else "one of: " + ", ".join(sorted(known))
+
+
+class Registry(Generic[T]):
+    """One kind of thing, by name. `key` is the config key that chooses among them."""
+
+    def __init__(self, key: str, package: str = "") -> None:
+        self.key = key
+        self._package = package  # its modules are imported before the first look-up
+        self._things: dict[str, T] = {}
+
+    def add(self, name: str, thing: T) -> T:
+        """Register `thing`; a name taken twice is a defect in the code."""
+        if name in self._things:
+            raise ValueError(f"{self.key}: {name!r} is registered twice")
+        self._things[name] = thing
+        return thing
+
+    def get(self, name: str) -> T:
+        """The thing of that name, or a `ConfigError` with the nearest known name."""
+        self._discover()
+        if name not in self._things:
+            known = list(self._things)
+            raise ConfigError(self.key, name, "a known name", nearest(name, known))
+        return self._things[name]
+
+    def names(self) -> list[str]:
+        """All names, in the order of registration."""
+        self._discover()
+        return list(self._things)
+
+    def __iter__(self) -> Iterator[tuple[str, T]]:
+        self._discover()
+        return iter(self._things.items())
+
+    def _discover(self) -> None:
+        package, self._package = self._package, ""
+        if package:
+            root = importlib.import_module(package)
+            for module in pkgutil.iter_modules(root.__path__, package + "."):
+                importlib.import_module(module.name)

@@ -1,0 +1,84 @@
+"""Schedules: from how far the run is to a factor in [0, 1]. Elementwise, without a Python branch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fedcore.registry import Registry
+
+Clock = Literal["epoch", "round"]
+
+
+class Progress(NamedTuple):
+    """How far the run is. All are scalars []."""
+
+    p: Tensor  # share of all local epochs of the run done, 0...1
+    by_round: Tensor  # share of all rounds done, 0...1
+    local: Tensor  # share of this round's local epochs done, 0...1
+    spread: Tensor  # client-prototype std over its first-round value; 1 before the first upload
+
+    def on(self, clock: Clock) -> Progress:
+        """The same progress with `p` read off that clock (V11 anneals by rounds)."""
+        return self if clock == "epoch" else self._replace(p=self.by_round)
+
+
+def progress(
+    round: int, rounds: int, epoch: int, epochs: int, spread: float, like: Tensor
+) -> Progress:
+    """Progress before local epoch `epoch` of round `round` (both from 0), on the device of `like`."""
+    values = (
+        (round * epochs + epoch) / (rounds * epochs),
+        round / rounds,
+        epoch / epochs,
+        spread,
+    )
+    return Progress(*(torch.as_tensor(v, dtype=like.dtype, device=like.device) for v in values))
+
+
+class Schedule(Protocol):
+    def __call__(self, at: Progress) -> Tensor:
+        """The factor at that progress, in [0, 1], of the shape of `at.p`."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """s = 1."""
+
+    def __call__(self, at: Progress) -> Tensor:
+        return torch.ones_like(at.p)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """s = 1 - p."""
+
+    def __call__(self, at: Progress) -> Tensor:
+        return (1 - at.p).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """s = (1 + cos(pi p)) / 2."""
+
+    def __call__(self, at: Progress) -> Tensor:
+        return 0.5 * (1 + torch.cos(math.pi * at.p.clamp(0, 1)))
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """s = spread: anneal as the clients' prototypes come together."""
+
+    def __call__(self, at: Progress) -> Tensor:
+        return at.spread.clamp(0, 1)
+
+
+SCHEDULES: Registry[Schedule] = Registry("algorithm.rule.anneal")
+SCHEDULES.add("constant", Constant())
+SCHEDULES.add("linear", Linear())
+SCHEDULES.add("cosine", Cosine())
+SCHEDULES.add("consensus", Consensus())
