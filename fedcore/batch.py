@@ -1,6 +1,7 @@
-"""The records that cross from data_shards to fedcore. Neither side knows the other; both know these.
+"""The records that cross from data_shards to fedcore: neither side knows the other, both know these.
 
-Letters, everywhere: K clients in a lane, N all clients, B samples, V views, C classes, D feature width.
+Letters, everywhere: K clients in a lane, N all clients, B samples, V views, C classes,
+D feature width.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class TestData(Protocol):
     """The test samples, the same on every rank. Used to report, never to choose."""
 
     labels: Tensor  # [M] int64
+    shape: tuple[int, int, int]  # channels, height, width of an image
 
     def chunks(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
         """Normalised images [<= size, channels, height, width] of samples start..stop, in order."""

@@ -278,7 +278,11 @@ class RunConfig(Section):
     def decisive(self) -> dict[str, Any]:
         """Flat `a.b: value` of all keys that the numbers of the run depend on."""
         flat = flatten(self.plain())
-        return {k: v for k, v in flat.items() if k.split(".")[0] not in OPERATIONAL and k not in OPERATIONAL}
+        return {
+            k: v
+            for k, v in flat.items()
+            if k.split(".")[0] not in OPERATIONAL and k not in OPERATIONAL
+        }
 
     def digest(self) -> str:
         """Eight hex digits that change when a decisive key does."""
@@ -360,7 +364,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> FedError:
             want, way_out = "a known key", _nearest_key(path, model)
         elif item["type"] == "literal_error":
             want = "one of " + item["ctx"]["expected"]
-            way_out = nearest(str(got), item["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", "))
+            way_out = nearest(
+                str(got), item["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+            )
         elif isinstance(got, Mapping | BaseModel):
             got = "this section"
         lines.append(ConfigError(key, got, want, way_out))

@@ -18,8 +18,6 @@ def seed(run: int, client: int, round: int, purpose: str, step: int = 0) -> int:
     return int.from_bytes(hashlib.blake2b(address, digest_size=8).digest(), "big") >> 1
 
 
-def generator(
-    run: int, client: int, round: int, purpose: str, step: int = 0
-) -> torch.Generator:
+def generator(run: int, client: int, round: int, purpose: str, step: int = 0) -> torch.Generator:
     """A CPU generator at that address."""
     return torch.Generator().manual_seed(seed(run, client, round, purpose, step))

@@ -1,0 +1,5 @@
+"""Declared algorithms, by name. A file in this folder that calls `ALGORITHMS.add` is found."""
+
+from fedcore.algorithms.algorithm import ALGORITHMS, Algorithm, resolve
+
+__all__ = ["ALGORITHMS", "Algorithm", "resolve"]

@@ -1,0 +1,89 @@
+"""ClientState: everything that persists of K clients; every tensor has the client axis first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass
+class ClientState:
+    """K clients of one rank."""
+
+    params: Tensors  # each [K, ...]; encoder and prototypes
+    buffers: Tensors  # each [K, ...]; batch-norm statistics
+    log_var: Tensor  # [K, 2] log sigma^2 of (local, align)
+    memory: Tensors  # optimiser memory, keyed like params plus "log_var"; each [K, ...]
+    steps: Tensor  # [K] int64, optimiser steps done since the start of the run
+
+    @classmethod
+    def start(
+        cls, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], log_var: Tensor
+    ) -> ClientState:
+        """K = len(log_var) copies of one model, with momentum zero."""
+        clients = len(log_var)
+
+        def stack(tensors: Mapping[str, Tensor]) -> Tensors:
+            return {k: v.detach().expand(clients, *v.shape).clone() for k, v in tensors.items()}
+
+        stacked = stack(params)
+        state = cls(
+            stacked, stack(buffers), log_var.clone(), {}, torch.zeros(clients, dtype=torch.int64)
+        )
+        state.steps = state.steps.to(log_var.device)
+        state.forget_momentum()
+        return state
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def forget_momentum(self) -> None:
+        """Set the optimiser memory to zero, as at the start of a round."""
+        self.memory = {k: torch.zeros_like(v) for k, v in self.moved_tensors().items()}
+
+    def moved_tensors(self) -> Tensors:
+        """What the optimiser moves: the parameters and `log_var`."""
+        return self.params | {"log_var": self.log_var}
+
+    def model_tensors(self) -> Tensors:
+        """What makes a client's model: parameters and buffers, in a fixed order."""
+        return self.params | self.buffers
+
+    def take(self, lane: Tensor) -> ClientState:
+        """The clients at rows `lane`, copied."""
+        return _each(lambda x: x[lane], self)
+
+    def put(self, lane: Tensor, part: ClientState) -> None:
+        """Write a lane's clients back."""
+
+        def write(mine: Tensor, theirs: Tensor) -> Tensor:
+            mine[lane] = theirs
+            return mine
+
+        _each(write, self, part)
+
+    def where(self, active: Tensor, other: ClientState) -> ClientState:
+        """This state for clients that are active [K], `other` for the rest."""
+
+        def choose(mine: Tensor, theirs: Tensor) -> Tensor:
+            return torch.where(active.view(-1, *[1] * (mine.dim() - 1)), mine, theirs)
+
+        return _each(choose, self, other)
+
+
+def _each(function: Any, *states: ClientState) -> ClientState:
+    """Apply `function` to the same tensor of every state."""
+    parts: list[Any] = []
+    for field in fields(ClientState):
+        values = [getattr(state, field.name) for state in states]
+        if isinstance(values[0], dict):
+            parts.append({k: function(*(v[k] for v in values)) for k in values[0]})
+        else:
+            parts.append(function(*values))
+    return ClientState(*parts)

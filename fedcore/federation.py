@@ -1,0 +1,279 @@
+"""Federation: the round loop. Every rank runs it; two records travel, Order and Upload."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcore.checkpoint import Checkpoint, Checkpoints
+from fedcore.clients.assign import participants
+from fedcore.clients.group import ClientGroup
+from fedcore.clients.state import Tensors
+from fedcore.config import RunConfig
+from fedcore.errors import Stopped, StorageError
+from fedcore.evaluate import Evaluator
+from fedcore.schedule import progress
+from fedcore.server.collective import Collected, ServerCollective, average_models
+from fedcore.server.comm import Comm
+from fedcore.telemetry.events import ClientEvent, ResumeEvent, RoundEvent, WarningEvent
+from fedcore.telemetry.telemetry import Telemetry
+
+
+@dataclass
+class Outcome:
+    """What summary.json reports; the same on every rank, and up to date after each round."""
+
+    rounds: int = 0
+    accuracy: dict[str, float] = field(default_factory=dict)
+    test_accuracy: float | None = None
+    best_test_accuracy: float | None = None
+    lambda_effective: dict[str, float] = field(default_factory=dict)
+    prototypes_sha256: str | None = None
+    parameters_sha256: str | None = None
+    samples: int = 0
+    bytes_communicated: int = 0
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    wall_seconds: float = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """The fields as JSON values."""
+        return dict(vars(self))
+
+
+class Federation:
+    """One federated run on this rank's clients, together with the other ranks."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        comm: Comm,
+        group: ClientGroup,
+        server: ServerCollective,
+        evaluator: Evaluator,
+        checkpoints: Checkpoints,
+        telemetry: Telemetry,
+        *,
+        samples: Sequence[int],  # of every client of the run, in id order
+        stopping: Callable[[], bool],
+    ) -> None:
+        self.config, self.comm, self.group, self.server = config, comm, group, server
+        self.evaluator, self.checkpoints, self.telemetry = evaluator, checkpoints, telemetry
+        self.samples, self.stopping = list(samples), stopping
+        self.outcome = Outcome()
+        self._traffic = 0
+        self._seconds: dict[str, float] = {}
+        self._trained: set[int] = set()
+        self._saved = -1
+        comm.watcher = self._watch
+
+    def run(self) -> Outcome:
+        """All remaining rounds. Raises `Stopped` after a checkpoint when asked to stop."""
+        for round in range(self.outcome.rounds, self.config.rounds):
+            if self._asked_to_stop():
+                raise Stopped(round, str(self._save(round)))
+            self._round(round)
+            if (round + 1) % self.config.checkpoint.every == 0 or self._last(round):
+                self._save(round + 1)
+        self._sign()
+        return self.outcome
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint: the run then equals one that was never stopped."""
+        checkpoint.load_into(self.group.state, self.group.clients)
+        held, facts, state = checkpoint.server(), checkpoint.facts, self.server.state
+        state.prototypes = held["prototypes"]
+        weights = {
+            k.removeprefix("weights/"): v for k, v in held.items() if k.startswith("weights/")
+        }
+        like = self.group.state.params["prototypes"]
+        state.weights = {k: v.to(like.device) for k, v in weights.items()} or None
+        state.first_spread, state.prototype_std = facts["first_spread"], facts["prototype_std"]
+        self.outcome = Outcome(**facts["outcome"])
+        for round in range(self.outcome.rounds):
+            self._trained |= self._participants(round)
+        self._saved = self.outcome.rounds
+        self.telemetry.write([ResumeEvent(self.outcome.rounds, str(checkpoint.folder))])
+
+    def _round(self, round: int) -> None:
+        self._seconds, self._traffic, began = {}, 0, time.monotonic()
+        with self._phase("order"):
+            order = self.server.order(round)
+        with self._phase("train"):
+            upload = self.group.train(order, self.telemetry.trained)
+        with self._phase("collect"):
+            got = self.server.collect(upload, round)
+            self._trained |= order.participants
+            if self.group.algorithm.mode == "averaged":
+                self.server.state.weights = self._average(order.participants)
+        if (round + 1) % self.config.evaluate.every == 0 or self._last(round):
+            with self._phase("evaluate"):
+                self._evaluate()
+        self._account(order.participants, began)
+        self.outcome.rounds = round + 1
+        self._report(round, order.spread, got, order.participants)
+
+    def _average(self, clients: set[int] | frozenset[int]) -> Tensors:
+        """The mean model over `clients`, weighted by samples."""
+        share = self._shares(clients)
+        state = self.group.state
+        models = [
+            ({k: v[row] for k, v in state.model_tensors().items()}, share[client])
+            for row, client in enumerate(self.group.clients)
+            if client in share
+        ]
+        model = self.group.model
+        return average_models(
+            self.comm, models, dict(model.named_parameters()) | dict(model.named_buffers())
+        )
+
+    def _shares(self, clients: set[int] | frozenset[int]) -> dict[int, float]:
+        total = sum(self.samples[k] for k in clients)
+        return {k: self.samples[k] / total for k in clients}
+
+    def _evaluate(self) -> None:
+        averaged = self.server.state.weights or self._average(self._trained)
+        accuracy = self.evaluator(
+            self.group, self._shares(self._trained), self.server.state.prototypes, averaged
+        )
+        main = accuracy[self.group.algorithm.readout]
+        self.outcome.accuracy, self.outcome.test_accuracy = accuracy, main
+        self.outcome.best_test_accuracy = max(main, self.outcome.best_test_accuracy or 0.0)
+
+    def _report(self, round: int, spread: float, got: Collected, clients: frozenset[int]) -> None:
+        events = self._client_events(round, spread, got)
+        used = torch.tensor([e.lambda_effective for e in events], dtype=torch.float64)
+        self.outcome.lambda_effective = {
+            "min": float(used.min()),
+            "median": float(used.quantile(0.5)),
+            "max": float(used.max()),
+        }
+        trained = sum(self.samples[k] for k in clients) * self.config.clients.local_epochs
+        evaluated = "evaluate" in self._seconds
+        summary = RoundEvent(
+            round=round,
+            rounds=self.config.rounds,
+            progress=(round + 1) / self.config.rounds,
+            annealing_factor=events[0].annealing_factor,
+            accuracy=dict(self.outcome.accuracy) if evaluated else {},
+            prototype_std=self.server.state.prototype_std,
+            seconds=dict(self._seconds),
+            samples_per_second=trained
+            / max(self._seconds["train"] + self._seconds["collect"], 1e-9),
+            bytes_communicated=self._traffic * self.comm.size,
+        )
+        self.telemetry.write([*events, summary], own=set(self.group.clients))
+
+    def _client_events(self, round: int, spread: float, got: Collected) -> list[ClientEvent]:
+        epochs, rule = self.config.clients.local_epochs, self.group.algorithm.rule
+        at = progress(round, self.config.rounds, epochs - 1, epochs, spread, like=got.prototypes)
+        columns = got.columns
+        log_var = torch.stack([columns["local"], columns["other"]], 1)
+        equilibrium = rule.equilibrium(columns["base"], columns["align"], log_var, at)
+        names = self.group.algorithm.term_names
+        return [
+            ClientEvent(
+                round=round,
+                client=client,
+                samples=self.samples[client],
+                base_loss=float(columns["base"][i]),
+                align_loss=float(columns["align"][i]),
+                lambda_raw=float(columns["lambda_raw"][i]),
+                lambda_effective=float(columns["lambda_effective"][i]),
+                lambda_equilibrium=float(equilibrium[i]),
+                sigma_sq_local=float(columns["local"][i].exp()),
+                sigma_sq_align=float(columns["other"][i].exp()),
+                annealing_factor=float(rule.factor(at)),
+                gradient_norm=float(columns["norm"][i]),
+                terms=dict(zip(names, got.terms[i].tolist(), strict=True)),
+            )
+            for i, client in enumerate(got.clients.tolist())
+        ]
+
+    def _account(self, clients: frozenset[int], began: float) -> None:
+        """Add this round to the totals of the run."""
+        out = self.outcome
+        out.samples += sum(self.samples[k] for k in clients) * self.config.clients.local_epochs
+        out.bytes_communicated += self._traffic * self.comm.size
+        out.wall_seconds += time.monotonic() - began
+        for phase, seconds in self._seconds.items():
+            out.phase_seconds[phase] = out.phase_seconds.get(phase, 0.0) + seconds
+
+    def _save(self, round: int) -> Path:
+        """A checkpoint of the state before `round`. A full disk is told, and the run goes on."""
+        state, path = self.server.state, self.checkpoints.folder / f"round_{round:05d}"
+        if self._saved == round:
+            return path
+        tensors = {"prototypes": state.prototypes, "anchors": self.server.anchors}
+        tensors |= {f"weights/{k}": v for k, v in (state.weights or {}).items()}
+        facts = {
+            "config": self.config.decisive(),
+            "first_spread": state.first_spread,
+            "prototype_std": state.prototype_std,
+            "outcome": self.outcome.facts(),
+        }
+        began = time.monotonic()
+        try:
+            self.checkpoints.save(round, self.group.clients, self.group.state, tensors, facts)
+        except StorageError as error:
+            message = f"no checkpoint of round {round}: {error}. Older ones stay; the run goes on"
+            self.telemetry.write([WarningEvent(round, message)])
+            return self.checkpoints.folder
+        self._saved = round
+        self.telemetry.checkpointed(time.monotonic() - began)
+        return path
+
+    def _sign(self) -> None:
+        """SHA-256 of prototypes and parameters in client-id order: equal on any number of ranks."""
+        state, out = self.group.state, self.outcome
+        mine = {
+            client: (
+                digest([state.params["prototypes"][row]]),
+                digest([v[row] for v in state.model_tensors().values()]),
+            )
+            for row, client in enumerate(self.group.clients)
+        }
+        everyone = {int(k): v for part in self.comm.gather_json(mine) for k, v in part.items()}
+        server = self.server.state
+        prototypes = [digest([server.prototypes])] + [everyone[k][0] for k in sorted(everyone)]
+        parameters = [digest(list((server.weights or {}).values()))]
+        parameters += [everyone[k][1] for k in sorted(everyone)]
+        out.prototypes_sha256 = hashlib.sha256("".join(prototypes).encode()).hexdigest()
+        out.parameters_sha256 = hashlib.sha256("".join(parameters).encode()).hexdigest()
+
+    def _participants(self, round: int) -> set[int]:
+        config = self.config
+        return set(participants(self.server.clients, config.clients.per_round, config.seed, round))
+
+    def _asked_to_stop(self) -> bool:
+        asked = torch.tensor([int(self.stopping())], device=self.comm.device)
+        return bool(self.comm.max(asked).item())
+
+    def _last(self, round: int) -> bool:
+        return round + 1 == self.config.rounds
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self._seconds[name] = time.monotonic() - began
+        self.telemetry.phase(name, self._seconds[name])
+
+    def _watch(self, operation: str, size: int, seconds: float) -> None:
+        self._traffic += size
+        self.telemetry.traffic(operation, size, seconds)
+
+
+def digest(tensors: Sequence[Tensor]) -> str:
+    """SHA-256 of the tensors' little-endian bytes, in order."""
+    whole = hashlib.sha256()
+    for tensor in tensors:
+        whole.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return whole.hexdigest()

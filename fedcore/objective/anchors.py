@@ -1,0 +1,76 @@
+"""Fixed anchors a [C, D] with unit rows: functions of (C, D, seed), the same on every rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcore.errors import ConfigError
+from fedcore.registry import Registry
+from fedcore.seeds import EVERYONE, generator
+
+AnchorRule = Callable[[int, int, int], Tensor]
+
+ANCHORS: Registry[AnchorRule] = Registry("algorithm.anchor")
+
+
+def _helmert(classes: int) -> Tensor:
+    """Orthonormal basis [C, C-1] of the complement of the all-ones vector, in closed form."""
+    basis = torch.zeros(classes, classes - 1, dtype=torch.float64)
+    for j in range(1, classes):
+        basis[:j, j - 1] = 1 / math.sqrt(j * (j + 1))
+        basis[j, j - 1] = -j / math.sqrt(j * (j + 1))
+    return basis
+
+
+def etf(classes: int, width: int, seed: int) -> Tensor:
+    """Simplex equiangular tight frame: pairwise cosine exactly -1/(C-1). Float64 [C, D].
+
+    The complement of the ones vector, scaled to unit rows, in a seeded rotation of R^D (Papyan et
+    al. 2020). Raises `ConfigError` when D < C - 1, where no such frame exists.
+    """
+    if width < classes - 1:
+        raise ConfigError(
+            "model.feature_dim",
+            width,
+            f"at least classes - 1 = {classes - 1} for ETF anchors",
+            f"model.feature_dim={classes - 1} (a projector to a wider D), or algorithm.anchor=spread",
+        )
+    gauss = torch.randn(
+        width, classes - 1, generator=generator(seed, EVERYONE, 0, "anchors"), dtype=torch.float64
+    )
+    rotation, _ = torch.linalg.qr(gauss)  # [D, C-1], orthonormal columns
+    return math.sqrt(classes / (classes - 1)) * _helmert(classes) @ rotation.T
+
+
+def gaussian(classes: int, width: int, seed: int) -> Tensor:
+    """Independent directions, uniform on the sphere. Float64 [C, D]."""
+    draws = generator(seed, EVERYONE, 0, "anchors")
+    return F.normalize(torch.randn(classes, width, generator=draws, dtype=torch.float64), dim=1)
+
+
+def spread(classes: int, width: int, seed: int, steps: int = 1000) -> Tensor:
+    """Directions whose largest pairwise cosine is small, for D < C - 1. Float64 [C, D].
+
+    Minimises a log-sum-exp of the cosines, sharpened step by step, from the `gaussian` start.
+    """
+    free = gaussian(classes, width, seed).requires_grad_()
+    optimiser = torch.optim.Adam([free], lr=0.02)
+    off_diagonal = ~torch.eye(classes, dtype=torch.bool)
+    for step in range(steps):
+        sharpness = 10 * 20 ** (step / steps)
+        unit = F.normalize(free, dim=1)
+        loss = torch.logsumexp(sharpness * (unit @ unit.T)[off_diagonal], 0) / sharpness
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return F.normalize(free.detach(), dim=1)
+
+
+ANCHORS.add("etf", etf)
+ANCHORS.add("gaussian", gaussian)
+ANCHORS.add("spread", spread)

@@ -1,0 +1,81 @@
+"""Loss terms: each maps one client's View to a scalar. Formulas: docs/algorithms.md, section 1.
+
+Rules for a term, so that it runs under vmap: masks instead of boolean indexing, no `.item()`,
+rows of weight 0 must not count. Keyword arguments are settings (`algorithm.terms` in YAML).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedcore.objective.view import View
+from fedcore.registry import Registry
+
+Term = Callable[[View], Tensor]
+
+TERMS: Registry[Term] = Registry("algorithm.base")
+
+
+def cross_entropy(view: View) -> Tensor:
+    """CE(z P^T, y), mean over the samples."""
+    return view.mean(F.cross_entropy(view.logits, view.labels, reduction="none"))
+
+
+def supcon(view: View, temperature: float = 0.07) -> Tensor:
+    """Supervised contrastive loss over all views (Khosla et al. 2020, L_out of eq. 2).
+
+    Per anchor: minus the mean over its positives (same label, not itself) of the log softmax over
+    all others. An anchor without a positive contributes 0.
+    """
+    z, weight = view.features, view.weight
+    others = (1 - torch.eye(len(z), dtype=z.dtype, device=z.device)) * weight  # [R, R]
+    similarity = z @ z.T / temperature
+    # finite instead of -inf: a row without any other sample must give 0, not NaN
+    log_p = F.log_softmax(similarity.masked_fill(others == 0, torch.finfo(z.dtype).min / 4), dim=1)
+    positives = (view.labels[:, None] == view.labels).to(z.dtype) * others
+    return view.mean(-(log_p * positives).sum(1) / positives.sum(1).clamp(min=1))
+
+
+def proto_feature(view: View, temperature: float = 1.0) -> Tensor:
+    """CE(z P^T / T, y): equal to `cross_entropy` at the published T = 1."""
+    scaled = view.logits / temperature
+    return view.mean(F.cross_entropy(scaled, view.labels, reduction="none"))
+
+
+def proto_separation(view: View, temperature: float = 1.0) -> Tensor:
+    """CE(P P^T / T, [0 .. C-1]), diagonal included: prototypes move apart."""
+    similarity = view.prototypes @ view.prototypes.T / temperature
+    return -F.log_softmax(similarity, dim=1).diagonal().mean()
+
+
+def proto_to_anchor(view: View) -> Tensor:
+    """Mean over all classes and D of (P_c - a_c)^2 (early versions)."""
+    return (view.prototypes - view.anchors).square().mean()
+
+
+def present_proto_to_anchor(view: View) -> Tensor:
+    """Mean over the classes present in the batch and over D of (P_c - a_c)^2."""
+    per_class = (view.prototypes - view.anchors).square().mean(1)
+    present = view.present
+    return (per_class * present).sum() / present.sum().clamp(min=1)
+
+
+def feature_to_anchor(view: View) -> Tensor:
+    """Mean of (z_i - a_{y_i})^2: the ablation that shows feature collapse."""
+    return view.mean((view.features - view.anchors[view.labels]).square().mean(1))
+
+
+for _term in (
+    cross_entropy,
+    supcon,
+    proto_feature,
+    proto_separation,
+    proto_to_anchor,
+    present_proto_to_anchor,
+    feature_to_anchor,
+):
+    TERMS.add(_term.__name__, _term)

@@ -1,0 +1,166 @@
+"""ServerCollective: the server's part of a round, run by every rank; there is no server process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedcore.algorithms import Algorithm
+from fedcore.clients.assign import participants
+from fedcore.clients.group import READINGS, Order, Upload
+from fedcore.clients.state import Tensors
+from fedcore.clients.step import Targets
+from fedcore.errors import CollectiveError, Diverged
+from fedcore.schedule import progress
+from fedcore.server.combine import COMBINES
+from fedcore.server.comm import Comm
+from fedcore.server.exact import ExactSum
+
+
+@dataclass
+class GlobalState:
+    """What the server knows between rounds; the same on every rank, bit for bit."""
+
+    prototypes: Tensor  # G [C, D] float64
+    weights: Tensors | None = None  # averaged model, in averaged mode after a round
+    first_spread: float = 0.0  # inter-client prototype std of the first round
+    prototype_std: float = 0.0  # of the last round
+
+
+class Collected:
+    """All uploads of a round in client-id order, on the CPU."""
+
+    def __init__(self, table: Tensor, classes: int, width: int) -> None:
+        head, rest = table[:, : 1 + classes], table[:, 1 + classes :]
+        self.clients = head[:, 0].to(torch.int64)  # [N]
+        self.counts = head[:, 1:].to(torch.int64)  # [N, C]
+        self.prototypes = rest[:, : classes * width].reshape(-1, classes, width)
+        readings = rest[:, classes * width :]
+        self.columns = dict(zip(READINGS, readings.unbind(1), strict=False))
+        self.terms = readings[:, len(READINGS) :]  # [N, n]
+
+
+class ServerCollective:
+    """Broadcasts the order of a round, and folds the uploads."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        algorithm: Algorithm,
+        anchors: Tensor,
+        *,
+        clients: Sequence[int],  # all that have samples, in id order
+        slots: int,  # most clients that any rank owns
+        rounds: int,
+        per_round: int | None,
+        seed: int,
+        like: Tensor,  # gives the dtype and device of what clients receive
+    ) -> None:
+        self.comm, self.algorithm, self.anchors = comm, algorithm, anchors
+        self.clients, self.slots, self.rounds = list(clients), slots, rounds
+        self.per_round, self.seed, self.like = per_round, seed, like
+        self.combine = COMBINES.get(algorithm.combine)
+        self.state = GlobalState(torch.zeros_like(anchors))
+
+    def order(self, round: int) -> Order:
+        """One broadcast from rank 0: round, progress, s(p), spread, anchors, global prototypes.
+
+        Averaged weights are not sent again: every rank holds the same bits after `average`.
+        """
+        state = self.state
+        spread = state.prototype_std / state.first_spread if state.first_spread else 1.0
+        at = progress(round, self.rounds, 0, 1, spread, like=self.anchors)
+        factor = float(self.algorithm.rule.factor(at))
+        head = torch.tensor([round, round / self.rounds, factor, spread], dtype=torch.float64)
+        sent = torch.cat([head, self.anchors.flatten(), state.prototypes.flatten()])
+        got = self.comm.broadcast(sent).cpu()
+        if int(got[0]) != round:
+            reason = f"this rank is in round {round}, rank 0 in round {int(got[0])}"
+            raise CollectiveError("order", self.comm.rank, reason)
+        anchors, prototypes = got[4:].view(2, *self.anchors.shape)
+        return Order(
+            round,
+            *got[1:4].tolist(),
+            Targets(self._as_sent(anchors), self._as_sent(prototypes)),
+            state.weights,
+            frozenset(participants(self.clients, self.per_round, self.seed, round)),
+        )
+
+    def _as_sent(self, values: Tensor) -> Tensor:
+        return values.to(self.like.device, self.like.dtype)
+
+    def collect(self, upload: Upload, round: int) -> Collected:
+        """One gather of all uploads, folded in client-id order into the global prototypes.
+
+        Raises `Diverged` on every rank if a client's loss or parameters are not finite.
+        """
+        classes, width = self.anchors.shape
+        rows = torch.cat(
+            [
+                upload.clients[:, None].to(self.like.device, torch.float64),
+                upload.label_counts.to(self.like.device, torch.float64),
+                upload.prototypes.flatten(1).to(torch.float64),
+                upload.readings.to(torch.float64),
+            ],
+            dim=1,
+        )
+        # ranks own different numbers of clients: fill up with rows of client id -1
+        padded = rows.new_full((self.slots, rows.shape[1]), -1)
+        padded[: len(rows)] = rows
+        table = self.comm.gather(padded).cpu()  # sync: once per round
+        table = table[table[:, 0] >= 0]
+        got = Collected(table[table[:, 0].argsort()], classes, width)
+        self._check_finite(got, round)
+        state = self.state
+        state.prototypes = self.combine(got.prototypes, got.counts, state.prototypes)
+        state.prototype_std = prototype_std(got.prototypes)
+        state.first_spread = state.first_spread or state.prototype_std
+        return got
+
+    def _check_finite(self, got: Collected, round: int) -> None:
+        for row in (got.columns["finite"] != 1).nonzero().flatten().tolist()[:1]:
+            columns = {k: float(v[row]) for k, v in got.columns.items()}
+            raise Diverged(
+                int(got.clients[row]),
+                round,
+                columns["lambda_effective"],
+                columns["base"],
+                columns["align"],
+            )
+
+
+def prototype_std(prototypes: Tensor) -> float:
+    """Inter-client standard deviation of [N, C, D], mean over C and D; 0 for a single client."""
+    return float(prototypes.std(0, unbiased=False).mean())
+
+
+def average_models(comm: Comm, models: Sequence[tuple[Tensors, float]], like: Tensors) -> Tensors:
+    """Weighted mean of client models over all ranks, the same bits on any number of ranks.
+
+    models: (tensors, weight) of this rank's clients, weights summing to 1 over all ranks.
+    like: tensors that give names, shapes and types. One MAX for the scale, one exact integer SUM.
+    """
+    bound = torch.zeros((), dtype=torch.float64, device=comm.device)
+    for tensors, _ in models:
+        for name in like:
+            bound = torch.maximum(bound, tensors[name].detach().abs().max().to(torch.float64))
+    bound = comm.max(bound[None])
+    total = ExactSum(sum(v.numel() for v in like.values()), float(bound), comm.device)
+    for tensors, weight in models:
+        offset = 0
+        for name, value in like.items():
+            total.add(tensors[name].detach(), weight, offset)
+            offset += value.numel()
+    return _unflat(total.value(comm.sum(total.total)), like)
+
+
+def _unflat(flat: Tensor, like: Tensors) -> Tensors:
+    parts = flat.split([v.numel() for v in like.values()])
+    result = {}
+    for (name, value), part in zip(like.items(), parts, strict=True):
+        shaped = part.view(value.shape)
+        result[name] = (shaped if value.is_floating_point() else shaped.round()).to(value.dtype)
+    return result

@@ -1,0 +1,46 @@
+"""How client prototypes [N, C, D] become global ones [C, D]. Arrays in, arrays out.
+
+Inputs are in client-id order, float64, and the fold runs over that order on every rank: the result
+does not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fedcore.registry import Registry
+
+Combine = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(prototypes [N, C, D], label counts [N, C], previous global [C, D]) -> global [C, D]."""
+
+COMBINES: Registry[Combine] = Registry("algorithm.combine")
+
+
+def _fold(prototypes: Tensor, weight: Tensor, previous: Tensor) -> Tensor:
+    """Weighted mean over clients, weights [N, C]; a class of weight 0 keeps its previous row."""
+    total = prototypes.new_zeros(prototypes.shape[1:])
+    for client, share in zip(prototypes, weight, strict=True):  # in client-id order
+        total = total + client * share[:, None]
+    mass = weight.sum(0)[:, None]
+    return (total / mass.clamp(min=1)).where(mass > 0, previous)
+
+
+def mean_of_present(prototypes: Tensor, counts: Tensor, previous: Tensor) -> Tensor:
+    """Mean over the clients that hold the class; our default."""
+    return _fold(prototypes, (counts > 0).to(prototypes.dtype), previous)
+
+
+def mean(prototypes: Tensor, counts: Tensor, previous: Tensor) -> Tensor:
+    """Mean over all clients, never-trained prototypes of absent classes included (published)."""
+    return _fold(prototypes, (counts >= 0).to(prototypes.dtype), previous)
+
+
+def by_samples(prototypes: Tensor, counts: Tensor, previous: Tensor) -> Tensor:
+    """Mean weighted by each client's samples of the class."""
+    return _fold(prototypes, counts.to(prototypes.dtype), previous)
+
+
+for _combine in (mean_of_present, mean, by_samples):
+    COMBINES.add(_combine.__name__, _combine)

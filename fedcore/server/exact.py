@@ -1,0 +1,34 @@
+"""Sums over clients that are bit-identical on any number of ranks, in one fused all-reduce.
+
+A float sum depends on its order, and with it on which rank owns which client. Here each client's
+contribution is rounded once to a 64-bit integer on a scale known to all ranks; integer addition is
+associative, so ranks may add and reduce in any order. The rounding error is below 2^-60 of the
+largest magnitude per client, far below float32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+BITS = 61  # sums stay below 2^61 in magnitude: head-room for rounding
+
+
+class ExactSum:
+    """Accumulates sum_k w_k x_k, for w_k >= 0 with sum_k w_k <= 1 and |x_k| <= bound."""
+
+    def __init__(self, size: int, bound: float, device: torch.device) -> None:
+        exponent = math.frexp(max(bound, 1e-30))[1]  # bound < 2^exponent
+        self.scale = math.ldexp(1.0, BITS - exponent)
+        self.total = torch.zeros(size, dtype=torch.int64, device=device)
+
+    def add(self, values: Tensor, weight: Tensor | float, at: int = 0) -> None:
+        """Add weight * values (flattened) at offset `at`. `weight` broadcasts against `values`."""
+        scaled = (values.to(torch.float64) * weight * self.scale).round().to(torch.int64).flatten()
+        self.total[at : at + len(scaled)] += scaled
+
+    def value(self, total: Tensor) -> Tensor:
+        """The float64 sum that the (reduced) integers `total` stand for."""
+        return total.to(torch.float64) / self.scale

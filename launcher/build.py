@@ -1,0 +1,168 @@
+"""The only place that picks concrete parts: RunConfig -> Federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from data_shards.manifest import Manifest
+from data_shards.read import ShardedData, TestSamples
+from data_shards.sources import SOURCES
+from fedcore.algorithms import Algorithm, resolve
+from fedcore.checkpoint import Checkpoints
+from fedcore.clients.assign import balance
+from fedcore.clients.group import ClientGroup
+from fedcore.clients.optim import Hyper
+from fedcore.config import RunConfig
+from fedcore.errors import ConfigError
+from fedcore.evaluate import READOUTS, SINGLE, Evaluator
+from fedcore.federation import Federation
+from fedcore.models import MODELS, ModelSpec
+from fedcore.models.proto_head import ProtoHead, build_model
+from fedcore.objective.anchors import ANCHORS
+from fedcore.registry import nearest
+from fedcore.schedule import SCHEDULES
+from fedcore.server.collective import ServerCollective
+from fedcore.server.combine import COMBINES
+from fedcore.server.comm import together
+from fedcore.telemetry.telemetry import Telemetry
+from launcher.world import World
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+
+
+def check_names(config: RunConfig) -> Algorithm:
+    """The resolved algorithm, with every name in the configuration looked up."""
+    algorithm = resolve(config.algorithm)
+    SOURCES.get(config.data.source)
+    MODELS.get(config.model.name)
+    COMBINES.get(algorithm.combine)
+    SCHEDULES.get(config.clients.lr_schedule)
+    readouts = [*READOUTS.names(), *SINGLE]
+    if algorithm.readout not in readouts:
+        way_out = nearest(algorithm.readout, readouts)
+        raise ConfigError("algorithm.readout", algorithm.readout, "a read-out", way_out)
+    return algorithm
+
+
+def build_objects(
+    config: RunConfig, shape: tuple[int, int, int], classes: int
+) -> tuple[Algorithm, ProtoHead, Tensor]:
+    """Algorithm, model and anchors [C, D] for images of that shape."""
+    algorithm = check_names(config)
+    spec = ModelSpec(*shape, classes, config.model.feature_dim)
+    model = build_model(config.model.name, spec, config.seed)
+    width = model.prototypes.shape[1]
+    anchors = ANCHORS.get(algorithm.anchor)(classes, width, config.seed)
+    return algorithm, model, anchors
+
+
+def build(
+    config: RunConfig,
+    store: Path,
+    world: World,
+    telemetry: Telemetry,
+    checkpoint_folder: Path,
+) -> Federation:
+    """Everything of a run on this rank; raises the same error on every rank if any rank fails."""
+    comm = world.comm
+    with together(comm):
+        manifest = Manifest.load(store)
+        algorithm, model, anchors = build_objects(config, manifest.shape, manifest.classes)
+        samples = [client.samples for client in manifest.clients]
+        owned = balance(samples, comm.size)
+        group = _group(config, store, manifest, owned[comm.rank], algorithm, model, world)
+        test = TestSamples(store, manifest, device=world.device, dtype=DTYPES[config.precision])
+    server = ServerCollective(
+        comm,
+        algorithm,
+        anchors,
+        clients=[k for k, n in enumerate(samples) if n],
+        slots=max(map(len, owned)),
+        rounds=config.rounds,
+        per_round=config.clients.per_round,
+        seed=config.seed,
+        like=model.prototypes,
+    )
+    return Federation(
+        config,
+        comm,
+        group,
+        server,
+        Evaluator(comm, model, test, config.seed, config.evaluate.batch_size),
+        Checkpoints(checkpoint_folder, comm, config.checkpoint.keep),
+        telemetry,
+        samples=samples,
+        stopping=world.stopping,
+    )
+
+
+def _group(
+    config: RunConfig,
+    store: Path,
+    manifest: Manifest,
+    clients: list[int],
+    algorithm: Algorithm,
+    model: ProtoHead,
+    world: World,
+) -> ClientGroup:
+    dtype = DTYPES[config.precision]
+    data = ShardedData(
+        store,
+        manifest,
+        clients,
+        batch_size=config.clients.batch_size,
+        views=config.clients.views,
+        seed=config.seed,
+        device=world.device,
+        dtype=dtype,
+        augment=config.data.augment,
+    )
+    model.to(world.device, dtype)
+    return ClientGroup(
+        clients,
+        data,
+        model,
+        algorithm,
+        hyper(config),
+        rounds=config.rounds,
+        epochs=config.clients.local_epochs,
+        width=config.clients.width,
+        autocast=config.precision == "bf16",
+    )
+
+
+def hyper(config: RunConfig) -> Hyper:
+    """The optimiser settings of a client."""
+    clients = config.clients
+    return Hyper(
+        lr=clients.lr,
+        lr_schedule=SCHEDULES.get(clients.lr_schedule),
+        lr_log_var=clients.lr_log_var,
+        momentum=clients.momentum,
+        weight_decay=clients.weight_decay,
+        max_norm=clients.max_norm,
+        carry_momentum=clients.carry_momentum,
+    )
+
+
+def warnings(config: RunConfig, manifest: Manifest, ranks: int) -> list[str]:
+    """What is unusual about the clients, in words; nothing of it stops a run."""
+    empty = [c.client for c in manifest.clients if not c.samples]
+    single = [c.client for c in manifest.clients if sum(n > 0 for n in c.label_counts) == 1]
+    words = []
+    if empty:
+        words.append(f"clients without samples, left out: {_few(empty)}")
+    if single:
+        words.append(f"clients with one class only: {_few(single)}")
+    working = len(manifest.clients) - len(empty)
+    if ranks > working:
+        words.append(f"{ranks} ranks for {working} clients with samples: {ranks - working} idle")
+    return words
+
+
+def _few(numbers: list[int]) -> str:
+    more = f" and {len(numbers) - 10} more" if len(numbers) > 10 else ""
+    return ", ".join(map(str, numbers[:10])) + more

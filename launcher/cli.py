@@ -1,0 +1,104 @@
+"""Words to RunConfig: the arguments of launcher/main.py."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcore.config import RunConfig
+from fedcore.errors import ConfigError
+from fedcore.registry import nearest
+
+CONFIGS = Path(__file__).parent / "configs"
+
+EXAMPLES = """examples:
+  torchrun --nproc_per_node=8 launcher/main.py
+  torchrun --nproc_per_node=2 launcher/main.py --config smoke
+  torchrun --nproc_per_node=8 launcher/main.py --set algorithm.name=v12_log data.alpha=0.05
+"""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for."""
+
+    config: RunConfig
+    name: str  # of the configuration, for the run directory
+    run_dir: Path
+    named_run_dir: bool  # --run-dir was given
+    resume: str  # auto, never or a directory
+    print_config: bool
+    dry_run: bool
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments, with help."""
+    parser = argparse.ArgumentParser(
+        prog="launcher/main.py",
+        description="Train a federation; start one process per device with torchrun.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--config", default="default", help="a name in launcher/configs, or a YAML file")
+    add(
+        "--set",
+        dest="overrides",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="a.b=value",
+        help="override a key (repeatable); the value is YAML",
+    )
+    add("--run-dir", type=Path, help="default: runs/<config>-<algorithm>-s<seed>-<digest>")
+    add(
+        "--resume",
+        default="auto",
+        help="auto: go on if the run directory holds an unfinished run (default); "
+        "never: start anew, an existing directory is set aside; "
+        "DIR: start from the checkpoint or run in DIR",
+    )
+    add("--print-config", action="store_true", help="print the resolved configuration and end")
+    add("--dry-run", action="store_true", help="build everything without data, and end")
+    return parser
+
+
+def parse(argv: Sequence[str] | None = None) -> Request:
+    """The request; raises `ConfigError`, or exits with 2 on unknown arguments."""
+    given = parser().parse_args(argv)
+    config = load_config(given.config, given.overrides)
+    name = Path(given.config).stem
+    label = f"{name}-{config.algorithm.name}-s{config.seed}-{config.digest()}"
+    return Request(
+        config,
+        name,
+        given.run_dir or Path("runs") / label,
+        given.run_dir is not None,
+        given.resume,
+        given.print_config,
+        given.dry_run,
+    )
+
+
+def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The shipped configuration of that name, or the YAML file at that path."""
+    return RunConfig.load(config_path(name), overrides)
+
+
+def config_path(name: str) -> Path:
+    """Where the configuration lies; `ConfigError` with the nearest name if nowhere."""
+    shipped = CONFIGS / f"{name}.yaml"
+    if shipped.is_file():
+        return shipped
+    if Path(name).is_file():
+        return Path(name)
+    way_out = nearest(name, shipped_configs())
+    raise ConfigError("--config", name, "a YAML file or a name in launcher/configs", way_out)
+
+
+def shipped_configs() -> list[str]:
+    """Names of all configurations that come with fedcore."""
+    files = sorted(CONFIGS.rglob("*.yaml"))
+    return [str(f.relative_to(CONFIGS).with_suffix("")) for f in files]

@@ -1,0 +1,141 @@
+"""One federated job on this rank, from a request to an exit code and a summary.json."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from typing import Any
+
+from data_shards.manifest import Manifest
+from fedcore.errors import CollectiveError, FedError, Stopped, StorageError, Unexpected
+from fedcore.federation import Federation, Outcome
+from fedcore.server.comm import together
+from launcher import prepare, rundir, world
+from launcher.build import build, build_objects, check_names, warnings
+from launcher.cli import Request
+from launcher.telemetry import telemetry_of
+
+
+class Job:
+    """Runs once. Whatever happens, every rank ends with the same code and one summary is left."""
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.config = request, request.config
+        self.run = rundir.RunDir(request.run_dir)
+        self.world: world.World | None = None
+        self.federation: Federation | None = None
+        self._prepared = False
+
+    def __call__(self) -> int:
+        """The exit code."""
+        try:
+            self.world = world.join(self.config, self.lost)
+            code = self._work(self.world)
+        except FedError as error:
+            code = self._end_badly(error)
+        except Exception as error:
+            traceback.print_exc()
+            code = self._end_badly(Unexpected(self._rank, f"{type(error).__name__}: {error}"))
+        return code
+
+    def lost(self, error: CollectiveError) -> None:
+        """A peer is gone: end this process from the watch's thread; the main one may be waiting."""
+        code = self._end_badly(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    @property
+    def _rank(self) -> int:
+        return self.world.place.rank if self.world else world.Place.of(os.environ).rank
+
+    def _work(self, here: world.World) -> int:
+        entry = rundir.enter(self.request, self.run, here)
+        if entry.finished:
+            self._say(f"{self.run.path} holds this run, completed; --resume never runs it anew")
+            telemetry_of.final_table(entry.finished, self.run.path, here)
+            here.leave(together=True)
+            return 0
+        comm = here.comm
+        with together(comm):
+            check_names(self.config)
+            if comm.rank == 0:
+                self.run.prepare(self.config, here)
+        self._prepared = True
+        with together(comm):
+            store = prepare.store_dir(self.config)
+            if comm.rank == 0:
+                store = prepare.ensure(self.config)
+        telemetry = telemetry_of(self.config, self.run, here)
+        self.federation = build(self.config, store, here, telemetry, self.run.checkpoints)
+        for words in warnings(self.config, Manifest.load(store), comm.size):
+            telemetry.warn(words)
+        if entry.checkpoint:
+            with together(comm):
+                self.federation.resume(entry.checkpoint)
+        try:
+            self.federation.run()
+        finally:
+            telemetry.close()
+        self._finish(here)
+        return 0
+
+    def _finish(self, here: world.World) -> None:
+        summary = self._summary("completed", 0, "")
+        with together(here.comm):
+            if here.comm.rank == 0:
+                self.run.write_summary(summary)
+        telemetry_of.final_table(summary, self.run.path, here)
+        here.leave(together=True)
+
+    def _end_badly(self, error: FedError) -> int:
+        alone = isinstance(error, CollectiveError)  # then rank 0 may be the one that is gone
+        if self._rank == 0 or alone:
+            print(f"fedcore: {error}", file=sys.stderr, flush=True)
+            self._leave_summary(error)
+        if self.world and not alone:
+            self.world.leave(together=isinstance(error, Stopped))
+        return error.exit_code
+
+    def _leave_summary(self, error: FedError) -> None:
+        if not self._prepared:  # a run that never began leaves the directory as it was
+            return
+        try:
+            self.run.write_summary(self._summary(error.status, error.exit_code, str(error)))
+        except StorageError as storage:
+            print(f"fedcore: {storage}", file=sys.stderr, flush=True)
+
+    def _summary(self, status: str, code: int, message: str) -> dict[str, Any]:
+        outcome = self.federation.outcome if self.federation else Outcome()
+        return {
+            "status": status,
+            "exit_code": code,
+            "kind": "federated",
+            "message": message,
+            "algorithm": self.config.algorithm.name,
+            "dataset": self.config.data.source,
+            "seed": self.config.seed,
+            "world_size": self.world.place.size if self.world else None,
+            "clients": self.config.clients.count,
+            **outcome.facts(),
+            "samples_per_second": outcome.samples / max(outcome.wall_seconds, 1e-9),
+            "finished": time.time(),
+        }
+
+    def _say(self, words: str) -> None:
+        if self._rank == 0:
+            print(words, flush=True)
+
+
+def dry_run(request: Request) -> None:
+    """Resolve every name and build model and anchors, without data and without other ranks."""
+    config = request.config
+    algorithm, model, anchors = build_objects(config, *prepare.shape_and_classes(config))
+    parameters = sum(p.numel() for p in model.parameters())
+    print(
+        f"{config.algorithm.name} ({algorithm.about}) on {config.data.source}: "
+        f"{config.clients.count} clients, {config.rounds} rounds, {config.model.name} with "
+        f"{parameters:,} parameters, {tuple(anchors.shape)} anchors. Nothing was run."
+    )

@@ -1,0 +1,69 @@
+"""Does a client's training depend on how many are trained at once, on which rank, or in what order?"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedcore.algorithms import ALGORITHMS
+from fedcore.clients.state import ClientState
+from tests.toy import ToyData, toy_group, toy_order
+
+SIZES = [20, 9, 13, 1]  # 5, 3, 4 and 1 batches; the last has a single sample
+
+
+def run(name: str, width: int, clients: list[int], sizes: list[int] = SIZES) -> ClientState:
+    group = toy_group(name, clients, ToyData(sizes), width=width)
+    for round in range(2):
+        group.train(toy_order(name, round, clients))
+    return group.state
+
+
+def differences(one: ClientState, other: ClientState) -> float:
+    pairs = zip(one.model_tensors().values(), other.model_tensors().values(), strict=True)
+    worst = max((a - b).abs().max().item() for a, b in pairs)
+    return max(worst, (one.log_var - other.log_var).nan_to_num().abs().max().item())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.names())
+def test_lanes_agree(name: str) -> None:
+    alone = run(name, 1, [0, 1, 2, 3])
+    for width in (3, 4):
+        together = run(name, width, [0, 1, 2, 3])
+        assert torch.equal(alone.steps, together.steps)
+        assert differences(alone, together) < 1e-12
+
+
+def test_a_client_is_the_same_in_any_company() -> None:
+    whole, part = run("v14", 1, [0, 1, 2, 3]), run("v14", 1, [2])
+    assert differences(whole.take(torch.tensor([2])), part) == 0.0
+
+
+def test_idle_clients_stay_as_they_are() -> None:
+    group = toy_group("v14", [0, 1, 2], ToyData(SIZES), width=3)
+    before = group.state.take(torch.arange(3))
+    group.train(toy_order("v14", 0, [0, 2]))
+    assert differences(before.take(torch.tensor([1])), group.state.take(torch.tensor([1]))) == 0.0
+    assert differences(before, group.state) > 0
+    assert group.state.steps.tolist() == [10, 0, 8]
+
+
+def test_filling_rows_count_in_no_loss() -> None:
+    """The same batch with other filling: same losses, as long as nothing normalises over rows."""
+    from fedcore.clients.step import look
+
+    group = toy_group("v14", [3], ToyData([1] * 4))
+    order = toy_order("v14", 0, [3])
+    batch = next(iter(group.data.epoch([3], 0, 0)))
+    group.model.eval()  # running statistics: rows do not meet
+    filled = batch.images.clone()
+    filled[:, :, 1:] = 100.0
+    params = {k: v[0] for k, v in group.state.params.items()}
+    buffers = {k: v[0] for k, v in group.state.buffers.items()}
+    for term in group.algorithm.terms:
+        values = []
+        for images in (batch.images, filled):
+            one = batch._replace(images=images[0], labels=batch.labels[0], weight=batch.weight[0])
+            values.append(term(look(group.model, params, buffers, one, order.targets, False)))
+        assert torch.isfinite(values[0])
+        torch.testing.assert_close(values[0], values[1])

@@ -1,0 +1,87 @@
+"""Is each loss term its formula? Checked against the sum written out, or on paper."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from fedcore.objective import terms
+from fedcore.objective.view import View
+
+
+def view(
+    rows: int = 6, classes: int = 3, width: int = 4, weight: list[float] | None = None
+) -> View:
+    draws = torch.Generator().manual_seed(1)
+    z = F.normalize(torch.randn(rows, width, generator=draws, dtype=torch.float64), dim=1)
+    p = torch.randn(classes, width, generator=draws, dtype=torch.float64)
+    a = F.normalize(torch.randn(classes, width, generator=draws, dtype=torch.float64), dim=1)
+    y = torch.tensor([0, 1, 0, 1, 1, 0])[:rows]
+    w = torch.tensor(weight or [1.0] * rows, dtype=torch.float64)
+    return View(z, z @ p.T, p, a, torch.zeros_like(p), y, w)
+
+
+def test_cross_entropy_and_proto_feature_agree_at_temperature_one() -> None:
+    v = view()
+    wanted = F.cross_entropy(v.features @ v.prototypes.T, v.labels)
+    torch.testing.assert_close(terms.cross_entropy(v), wanted)
+    torch.testing.assert_close(terms.proto_feature(v), wanted)
+    cold = F.cross_entropy(v.features @ v.prototypes.T / 0.5, v.labels)
+    torch.testing.assert_close(terms.proto_feature(v, temperature=0.5), cold)
+
+
+def supcon_written_out(z: torch.Tensor, y: list[int], temperature: float) -> float:
+    total = 0.0
+    for i in range(len(y)):
+        others = [j for j in range(len(y)) if j != i]
+        positives = [j for j in others if y[j] == y[i]]
+        if not positives:
+            continue
+        whole = sum(math.exp(float(z[i] @ z[j]) / temperature) for j in others)
+        logs = [float(z[i] @ z[j]) / temperature - math.log(whole) for j in positives]
+        total -= sum(logs) / len(logs)
+    return total / len(y)
+
+
+def test_supcon_is_the_sum_written_out() -> None:
+    v = view()
+    wanted = supcon_written_out(v.features, v.labels.tolist(), 0.07)
+    assert abs(terms.supcon(v).item() - wanted) < 1e-10
+
+
+def test_supcon_with_filling_and_an_anchor_without_a_positive() -> None:
+    v = view(weight=[1, 1, 1, 0, 0, 0])  # labels 0, 1, 0: the 1 has no positive
+    wanted = supcon_written_out(v.features[:3], [0, 1, 0], 0.07)
+    assert abs(terms.supcon(v).item() - wanted) < 1e-10
+
+
+def test_supcon_of_a_single_sample_is_zero_not_nan() -> None:
+    assert terms.supcon(view(weight=[1, 0, 0, 0, 0, 0])).item() == 0.0
+
+
+def test_proto_separation_includes_the_diagonal() -> None:
+    v = view()
+    logits = v.prototypes @ v.prototypes.T
+    torch.testing.assert_close(terms.proto_separation(v), F.cross_entropy(logits, torch.arange(3)))
+
+
+def test_align_terms_over_all_and_over_present_classes() -> None:
+    v = view()  # class 2 is absent
+    gap = (v.prototypes - v.anchors).square()
+    torch.testing.assert_close(terms.proto_to_anchor(v), gap.mean())
+    torch.testing.assert_close(terms.present_proto_to_anchor(v), gap[:2].mean())
+    features = (v.features - v.anchors[v.labels]).square().mean()
+    torch.testing.assert_close(terms.feature_to_anchor(v), features)
+
+
+def test_every_term_of_an_idle_client_is_finite() -> None:
+    v = view(weight=[0.0] * 6)
+    for _, term in terms.TERMS:
+        assert torch.isfinite(term(v))
+
+
+def test_a_single_present_class_is_masked_per_batch() -> None:
+    v = view(weight=[1, 0, 1, 0, 0, 1])
+    assert v.present.tolist() == [1, 0, 0]
