@@ -1,4 +1,4 @@
-"""The records that cross from data_shards to fedcore: neither side knows the other, both know these.
+"""The records that cross from data_shards to fedcore, which do not know each other.
 
 Letters, everywhere: K clients in a lane, N all clients, B samples, V views, C classes,
 D feature width.

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,11 @@ def write_atomically(path: Path, text: str) -> None:
 def _sha256(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 def flatten_state(state: ClientState) -> dict[str, Tensor]:
@@ -72,10 +77,7 @@ class Checkpoints:
         part, final = self.folder / f".{name}.part", self.folder / name
         with together(self.comm):
             if self.comm.rank == 0:
-                self._guard(
-                    part,
-                    lambda: (shutil.rmtree(part, ignore_errors=True), part.mkdir(parents=True)),
-                )
+                self._guard(part, lambda: _empty(part))
         file = part / f"clients-{self.comm.rank:05d}.safetensors"
         try:
             with together(self.comm):
@@ -97,7 +99,7 @@ class Checkpoints:
             raise
         return final
 
-    def _guard(self, path: Path, act: Any) -> None:
+    def _guard(self, path: Path, act: Callable[[], None]) -> None:
         try:
             act()
         except (OSError, SafetensorError) as error:
@@ -161,7 +163,7 @@ class Checkpoint:
         self._server, self._files = index["server"], index["clients"]
 
     def _checked(self, entry: dict[str, Any]) -> Path:
-        path = self.folder / entry["file"]
+        path = self.folder / str(entry["file"])
         if not path.is_file() or _sha256(path) != entry["sha256"]:
             problem = "missing" if not path.is_file() else "does not match its sha256"
             older = "an older checkpoint: --resume DIR"

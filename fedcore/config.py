@@ -1,7 +1,8 @@
 """RunConfig: everything a run depends on, frozen and complete. YAML in, YAML out.
 
-After `RunConfig.load` nobody asks whether a key is there. What a name stands for (`algorithm.name`,
-`model.name`, ...) is looked up in the registries when the run is built, with the same kind of error.
+After `RunConfig.load` nobody asks whether a key is there. What a name stands for
+(`algorithm.name`, `model.name`, ...) is looked up in the registries when the run is built, with the
+same kind of error.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ class RunConfig(Section):
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> RunConfig:
-        """Read a YAML file and apply `a.b=value` overrides; every error names key, value, way out."""
+        """A YAML file with `a.b=value` overrides; every error names key, value, way out."""
         return cls.of(with_overrides(read_yaml(path), overrides))
 
     @classmethod
@@ -322,7 +323,7 @@ class _OneOfEachKey(yaml.SafeLoader):
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; `ConfigError` if it cannot be read or is none."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _OneOfEachKey)  # noqa: S506
+        values = yaml.load(path.read_text(encoding="utf-8"), _OneOfEachKey)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         what = " ".join(str(error).split())
         raise ConfigError("--config", str(path), f"a YAML file ({what})", "another file") from None

@@ -1,6 +1,6 @@
-"""One tree of errors. Each says what was wrong, what came and what would work, and owns its exit code.
+"""One tree of errors. Each says what was wrong, what came and what would work.
 
-Errors are plain records, so that a rank can send the one it met to all others (`Comm.agree`) and
+Errors are plain records, so that a rank can send the one it met to all others (`agree`) and
 every rank ends with the same words and the same code.
 """
 

@@ -1,8 +1,8 @@
 """Reading out the test set: each client's model runs once per sample, for all read-outs together.
 
-Every rank runs its own clients and adds their contributions to exact integer sums (server/exact.py);
-one all-reduce finishes, with the same answer on any number of ranks. The averaged model's share of
-the work is split over the ranks by samples. Nothing here is ever used to choose anything.
+Every rank runs its own clients and adds their contributions to exact integer sums
+(server/exact.py); one all-reduce finishes, with the same answer on any number of ranks. The
+averaged model's share of the work is split over the ranks. Nothing here is ever used to choose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schedules: from how far the run is to a factor in [0, 1]. Elementwise, without a Python branch."""
+"""Schedules: from how far the run is to a factor in [0, 1], elementwise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Progress(NamedTuple):
 def progress(
     round: int, rounds: int, epoch: int, epochs: int, spread: float, like: Tensor
 ) -> Progress:
-    """Progress before local epoch `epoch` of round `round` (both from 0), on the device of `like`."""
+    """Progress before local epoch `epoch` of round `round` (from 0), typed and placed as `like`."""
     values = (
         (round * epochs + epoch) / (rounds * epochs),
         round / rounds,

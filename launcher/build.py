@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor
-
 from data_shards.manifest import Manifest
 from data_shards.read import ShardedData, TestSamples
+from fedcore.telemetry.telemetry import Telemetry
+from torch import Tensor
+
 from data_shards.sources import SOURCES
 from fedcore.algorithms import Algorithm, resolve
 from fedcore.checkpoint import Checkpoints
@@ -27,7 +28,6 @@ from fedcore.schedule import SCHEDULES
 from fedcore.server.collective import ServerCollective
 from fedcore.server.combine import COMBINES
 from fedcore.server.comm import together
-from fedcore.telemetry.telemetry import Telemetry
 from launcher.world import World
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}

@@ -9,6 +9,7 @@ import traceback
 from typing import Any
 
 from data_shards.manifest import Manifest
+
 from fedcore.errors import CollectiveError, FedError, Stopped, StorageError, Unexpected
 from fedcore.federation import Federation, Outcome
 from fedcore.server.comm import together

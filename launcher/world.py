@@ -15,6 +15,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from fedcore.config import RunConfig
 from fedcore.errors import CollectiveError, ConfigError
@@ -151,7 +152,7 @@ def pick_device(wanted: str, place: Place) -> torch.device:
     return device
 
 
-def _connect(place: Place, timeout: float) -> dist.Store:
+def _connect(place: Place, timeout: float) -> Store:
     """The rendezvous store, in a room of its own for each attempt.
 
     After a restart torchrun's store still holds the addresses of the dead ranks; without the
@@ -160,13 +161,13 @@ def _connect(place: Place, timeout: float) -> dist.Store:
     serves = not place.hosted and place.rank == 0
     wait = timedelta(seconds=timeout)
     try:
-        store = dist.TCPStore(place.address, place.port, None, serves, wait, multi_tenant=True)
+        store = TCPStore(place.address, place.port, None, serves, wait, multi_tenant=True)
     except (RuntimeError, OSError) as error:
         raise CollectiveError("rendezvous", place.rank, str(error).splitlines()[0]) from error
-    return dist.PrefixStore(f"attempt{place.attempt}", store)
+    return PrefixStore(f"attempt{place.attempt}", store)
 
 
-def _join_group(place: Place, device: torch.device, store: dist.Store, timeout: float) -> None:
+def _join_group(place: Place, device: torch.device, store: Store, timeout: float) -> None:
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(
@@ -203,7 +204,7 @@ class Watch:
     def __init__(
         self,
         place: Place,
-        store: dist.Store,
+        store: Store,
         patience: float,
         on_lost: Callable[[CollectiveError], None],
     ) -> None:

@@ -1,0 +1,73 @@
+"""Datasets, one file each. A file in this folder that calls `SOURCES.add` is found by name.
+
+To add one, write `mine.py`:
+
+    def load(root: Path | None, split: Split) -> Arrays: ...
+
+    SOURCES.add("mine", Source(load, kind="natural", about="what it is"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcore.registry import Registry
+
+Kind = Literal["digits", "natural"]
+
+
+class Split(Enum):
+    """Training samples are dealt out to clients; test samples are only ever reported on."""
+
+    TRAIN = "train"
+    TEST = "test"
+
+
+class Arrays(NamedTuple):
+    """A split of a dataset."""
+
+    images: NDArray[np.uint8]  # [M, channels, height, width]
+    labels: NDArray[np.int64]  # [M]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset: how to load it, and what kind of views may be drawn of its images."""
+
+    load: Callable[[Path | None, Split], Arrays]
+    kind: Kind  # digits: crop, shift, rotation; natural: crop, flip, colour
+    about: str
+    bundled: bool = False  # comes with an installed package: shards are made without being asked
+    classes: int | None = None  # None = the largest label + 1
+    shape: tuple[int, int, int] | None = None  # channels, height, width; None = as loaded
+    mean: tuple[float, ...] | None = None  # per channel, of images in 0...1; None = computed
+    std: tuple[float, ...] | None = None
+
+
+SOURCES: Registry[Source] = Registry("data.source", "data_shards.sources")
+
+SPLIT_SEED = 20_240_101  # of the split below: a constant of the dataset, not of a run
+
+
+def stratified(
+    images: NDArray[np.uint8], labels: NDArray[np.int64], split: Split, test_share: float = 0.2
+) -> Arrays:
+    """The same split in every run, for datasets that are published without one.
+
+    Of each class, the same share goes to the test split.
+    """
+    draws = np.random.default_rng(SPLIT_SEED)
+    test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        chosen = draws.permutation(members)[: round(test_share * len(members))]
+        test[chosen] = True
+    keep = test if split is Split.TEST else ~test
+    return Arrays(images[keep], labels[keep])

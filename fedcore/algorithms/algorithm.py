@@ -56,7 +56,7 @@ ALGORITHMS: Registry[Algorithm] = Registry("algorithm.name", "fedcore.algorithms
 def term_name(term: Term) -> str:
     """The name a term is known by, with or without settings."""
     function = term.func if isinstance(term, functools.partial) else term
-    return str(function.__name__)  # type: ignore[attr-defined]
+    return str(function.__name__)
 
 
 def resolve(config: AlgorithmConfig) -> Algorithm:

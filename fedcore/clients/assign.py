@@ -1,4 +1,4 @@
-"""Which rank owns which client, and who takes part in a round: pure functions, same on every rank."""
+"""Which rank owns which client, and who takes part in a round: pure, the same on every rank."""
 
 from __future__ import annotations
 

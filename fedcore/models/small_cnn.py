@@ -8,7 +8,7 @@ from fedcore.models import MODELS, Encoder, ModelSpec
 
 
 def build(spec: ModelSpec) -> Encoder:
-    """conv 16 - pool - conv 32 - pool - conv 64 - global mean; batch norm after each convolution."""
+    """conv 16 - pool - conv 32 - pool - conv 64 - global mean, each with batch norm."""
 
     def block(inputs: int, outputs: int) -> list[nn.Module]:
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)

@@ -38,13 +38,14 @@ def etf(classes: int, width: int, seed: int) -> Tensor:
             "model.feature_dim",
             width,
             f"at least classes - 1 = {classes - 1} for ETF anchors",
-            f"model.feature_dim={classes - 1} (a projector to a wider D), or algorithm.anchor=spread",
+            f"model.feature_dim={classes - 1} (a projector to that D), or algorithm.anchor=spread",
         )
     gauss = torch.randn(
         width, classes - 1, generator=generator(seed, EVERYONE, 0, "anchors"), dtype=torch.float64
     )
     rotation, _ = torch.linalg.qr(gauss)  # [D, C-1], orthonormal columns
-    return math.sqrt(classes / (classes - 1)) * _helmert(classes) @ rotation.T
+    anchors: Tensor = math.sqrt(classes / (classes - 1)) * _helmert(classes) @ rotation.T
+    return anchors
 
 
 def gaussian(classes: int, width: int, seed: int) -> Tensor:
@@ -66,7 +67,7 @@ def spread(classes: int, width: int, seed: int, steps: int = 1000) -> Tensor:
         unit = F.normalize(free, dim=1)
         loss = torch.logsumexp(sharpness * (unit @ unit.T)[off_diagonal], 0) / sharpness
         optimiser.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     return F.normalize(free.detach(), dim=1)
 

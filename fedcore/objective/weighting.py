@@ -57,7 +57,8 @@ class FromEntropy:
         counts = label_counts.to(torch.float64)
         share = counts / counts.sum(-1, keepdim=True).clamp(min=1)
         entropy = -torch.special.xlogy(share, share).sum(-1) / math.log(2)
-        return self.low + (self.high - self.low) * entropy / math.log2(max(counts.shape[-1], 2))
+        share_of_most: Tensor = entropy / math.log2(max(counts.shape[-1], 2))
+        return self.low + (self.high - self.low) * share_of_most
 
 
 class Guard(Protocol):

@@ -81,9 +81,12 @@ class ServerCollective:
             reason = f"this rank is in round {round}, rank 0 in round {int(got[0])}"
             raise CollectiveError("order", self.comm.rank, reason)
         anchors, prototypes = got[4:].view(2, *self.anchors.shape)
+        progress_by_round, factor, spread = got[1:4].tolist()
         return Order(
             round,
-            *got[1:4].tolist(),
+            progress_by_round,
+            factor,
+            spread,
             Targets(self._as_sent(anchors), self._as_sent(prototypes)),
             state.weights,
             frozenset(participants(self.clients, self.per_round, self.seed, round)),
@@ -158,7 +161,7 @@ def average_models(comm: Comm, models: Sequence[tuple[Tensors, float]], like: Te
 
 
 def _unflat(flat: Tensor, like: Tensors) -> Tensors:
-    parts = flat.split([v.numel() for v in like.values()])
+    parts = torch.split(flat, [v.numel() for v in like.values()])
     result = {}
     for (name, value), part in zip(like.items(), parts, strict=True):
         shaped = part.view(value.shape)

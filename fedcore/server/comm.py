@@ -33,7 +33,7 @@ class Comm(Protocol):
         """Rank 0's `values` on every rank (same shape everywhere)."""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The `rows` [n, ...] of all ranks in rank order [size * n, ...]; n is the same everywhere."""
+        """All ranks' `rows` [n, ...] in rank order [size * n, ...]; n is the same everywhere."""
 
     def sum(self, values: Tensor) -> Tensor:
         """Elementwise sum of integers: associative, so the same in any order."""
@@ -49,7 +49,7 @@ class Comm(Protocol):
 
 
 def agree(comm: Comm, error: BaseException | None) -> None:
-    """If any rank met an error, raise it on every rank (the lowest rank's), so that nobody hangs."""
+    """If any rank met an error, raise the lowest rank's on every rank, so that nobody hangs."""
     mine = None
     if isinstance(error, FedError):
         mine = error.to_json()

@@ -1,4 +1,4 @@
-"""Does a client's training depend on how many are trained at once, on which rank, or in what order?"""
+"""Does a client's training depend on how many train at once, on which rank, in what order?"""
 
 from __future__ import annotations
 

@@ -1,0 +1,58 @@
+# fedcore: `make` lists the targets. `make run` and `make test` do all set-up on a fresh clone.
+PYTHON ?= python3
+RANKS  ?= 8
+CONFIG ?= default
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+# set here, so that torchrun does not print its advice about it; see `threads` in the configuration
+export OMP_NUM_THREADS ?= 1
+
+# tests that need a part which this machine lacks are deselected, and it is said
+PROMETHEUS := $(shell command -v prometheus 2>/dev/null)
+DESELECT   := not gpu$(if $(PROMETHEUS),, and not prometheus)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run smoke test check law procs format bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+setup: $(READY) ## virtual environment with fedcore and its tools in .venv
+
+run: $(READY) ## the main job: RANKS=8 processes train CONFIG=default (real digits, v14)
+	$(BIN)/torchrun --standalone --nproc_per_node=$(RANKS) launcher/main.py --config $(CONFIG) $(ARGS)
+
+smoke: ## a small federation in half a minute, 2 processes
+	@$(MAKE) --no-print-directory run RANKS=2 CONFIG=smoke
+
+test: $(READY) ## the whole test suite
+	@test -n "$(PROMETHEUS)" || echo "prometheus is not installed: its scrape test is left out"
+	$(BIN)/python -m pytest -m "$(DESELECT)" $(ARGS)
+
+check: $(READY) ## the gate before a commit: format, lint, types, floors, unit and law tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "$(DESELECT) and not procs"
+
+law: $(READY) ## closed forms, lanes, partitions, resume
+	$(BIN)/python -m pytest tests/law
+
+procs: $(READY) ## tests with real processes
+	$(BIN)/python -m pytest -m "procs and $(DESELECT)"
+
+format: $(READY) ## format and mend what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY) ## v14 against v4, fedavg and central training, three seeds each
+	$(BIN)/python bench/baselines.py
+
+clean: ## remove runs, shards and caches (keeps .venv)
+	rm -rf runs data_shards/store .pytest_cache .mypy_cache .ruff_cache .hypothesis

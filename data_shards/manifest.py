@@ -1,0 +1,72 @@
+"""The manifest of a folder of shards: what is in each file, and where it came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedcore.errors import ShardError
+
+FORMAT_VERSION = 1
+NAME = "manifest.json"
+WAY_OUT = "`fedcore shards make CONFIG`"
+
+
+class Record(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Shard(Record):
+    """One tar file."""
+
+    file: str = Field(pattern=r"^[\w]+/\d{5}\.tar$")  # inside the folder: never a way out of it
+    samples: int = Field(ge=0)
+    bytes: int = Field(ge=0)
+    sha256: str
+
+
+class Part(Record):
+    """The shards of one client, or of the test split."""
+
+    samples: int = Field(ge=0)
+    label_counts: tuple[int, ...]  # [C]
+    shards: tuple[Shard, ...]
+
+
+class ClientPart(Part):
+    """One client's shards."""
+
+    client: int = Field(ge=0)
+
+
+class Manifest(Record):
+    """Everything about a folder of shards."""
+
+    format_version: Literal[1] = 1
+    source: str
+    kind: Literal["digits", "natural"]
+    classes: int = Field(ge=2)
+    shape: tuple[int, int, int]  # channels, height, width
+    mean: tuple[float, ...]  # per channel, of images in 0...1
+    std: tuple[float, ...]
+    partition: dict[str, Any]  # the settings it was dealt out with
+    clients: tuple[ClientPart, ...]
+    test: Part
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Read and check a folder's manifest; `ShardError` if it is missing or damaged."""
+        path = folder / NAME
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ShardError(str(path), error.strerror or str(error), WAY_OUT) from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "whole file"
+            problem = f"{where}: {first['msg']} (this fedcore reads format {FORMAT_VERSION})"
+            raise ShardError(str(path), problem, WAY_OUT) from None

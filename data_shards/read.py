@@ -1,0 +1,207 @@
+"""Shards to batches: verified tars -> samples in memory -> padded, augmented lanes.
+
+A rank reads its own clients once and keeps them as uint8 on its device. Nothing here synchronises
+a device per batch: indices and augmentation parameters are drawn on the CPU and sent ahead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from data_shards import augment
+from data_shards.manifest import WAY_OUT, Manifest, Part, Shard
+from data_shards.write import sha256_of
+from fedcore.batch import Batch
+from fedcore.errors import ShardError
+from fedcore.seeds import generator
+
+
+class Samples(NamedTuple):
+    """Decoded samples of one part."""
+
+    images: Tensor  # uint8 [n, channels, height, width]
+    labels: Tensor  # int64 [n]
+
+
+def problems(folder: Path, manifest: Manifest) -> list[ShardError]:
+    """Every shard that is missing or differs from the manifest."""
+    shards = [s for part in (*manifest.clients, manifest.test) for s in part.shards]
+    found = []
+    for shard in shards:
+        try:
+            check(folder, shard)
+        except ShardError as error:
+            found.append(error)
+    return found
+
+
+def check(folder: Path, shard: Shard) -> Path:
+    """The shard's path; `ShardError` naming the file if it is missing or not what was written."""
+    path = folder / shard.file
+    if not path.is_file():
+        raise ShardError(str(path), "missing shard", WAY_OUT)
+    if path.stat().st_size != shard.bytes:
+        problem = f"truncated or altered: {path.stat().st_size} bytes, want {shard.bytes}"
+        raise ShardError(str(path), problem, WAY_OUT)
+    found = sha256_of(path)
+    if found != shard.sha256:
+        problem = f"damaged: sha256 {found[:12]}..., want {shard.sha256[:12]}..."
+        raise ShardError(str(path), problem, WAY_OUT)
+    return path
+
+
+def read_part(folder: Path, part: Part, shape: tuple[int, int, int]) -> Samples:
+    """All samples of a client or of the test split, in the order of the tars."""
+    import webdataset as wds
+
+    paths = [str(check(folder, shard)) for shard in part.shards]
+    images = torch.empty(part.samples, *shape, dtype=torch.uint8)
+    labels = torch.empty(part.samples, dtype=torch.int64)
+    row = 0
+    if paths:  # stages by hand: shards are addressed by client, so no rank or worker splits them
+        stages = wds.DataPipeline(wds.SimpleShardList(paths), wds.tarfile_to_samples())
+        for sample in stages:
+            pixels = torch.frombuffer(bytearray(sample["u8"]), dtype=torch.uint8)
+            images[row] = pixels.view(shape)
+            labels[row] = int(json.loads(sample["json"])["label"])
+            row += 1
+    if row != part.samples:
+        problem = f"{row} samples, want {part.samples}"
+        raise ShardError(str(folder / part.shards[0].file), problem, WAY_OUT)
+    return Samples(images, labels)
+
+
+class Normalise:
+    """uint8 images to (x/255 - mean)/std, per channel."""
+
+    def __init__(self, manifest: Manifest, device: torch.device, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.mean = torch.tensor(manifest.mean, dtype=dtype, device=device)[:, None, None]
+        self.std = torch.tensor(manifest.std, dtype=dtype, device=device)[:, None, None]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Images in 0...1 to network input."""
+        return (images - self.mean) / self.std
+
+    def unit(self, images: Tensor) -> Tensor:
+        """uint8 to 0...1."""
+        return images.to(self.dtype) / 255
+
+
+class ShardedData:
+    """`TrainData` from shards: the clients of one rank."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        clients: Sequence[int],
+        *,
+        batch_size: int,
+        views: int,
+        seed: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        augment: bool,
+    ) -> None:
+        self.batch_size, self.views, self.seed, self.device = batch_size, views, seed, device
+        self.kind, self.augment = manifest.kind, augment
+        self.normalise = Normalise(manifest, device, dtype)
+        self._parts = {k: manifest.clients[k] for k in clients}
+        self._samples = {
+            k: Samples(*(x.to(device) for x in read_part(folder, part, manifest.shape)))
+            for k, part in self._parts.items()
+        }
+
+    def samples(self, client: int) -> int:
+        """How many samples that client holds."""
+        return self._parts[client].samples
+
+    def label_counts(self, client: int) -> Tensor:
+        """Label histogram [C] int64."""
+        return torch.tensor(self._parts[client].label_counts)
+
+    def steps(self, client: int) -> int:
+        """Batches in one local epoch: the last one is filled up."""
+        return -(-self.samples(client) // self.batch_size)
+
+    def epoch(self, clients: Sequence[int], round: int, epoch: int) -> Iterator[Batch]:
+        """One local epoch of a lane; a client whose batches are over is inactive."""
+        orders = [self._order(k, round, epoch) for k in clients]
+        for step in range(max(self.steps(k) for k in clients)):
+            yield self._batch(clients, orders, round, epoch, step)
+
+    def _order(self, client: int, round: int, epoch: int) -> Tensor:
+        draws = generator(self.seed, client, round, "shuffle", epoch)
+        return torch.randperm(self.samples(client), generator=draws)
+
+    def _batch(
+        self, clients: Sequence[int], orders: list[Tensor], round: int, epoch: int, step: int
+    ) -> Batch:
+        at = torch.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        images, labels, weight = [], [], []
+        for client, order in zip(clients, orders, strict=True):
+            held = self._samples[client]
+            rows = self._send(order[at % len(order)])  # cyclically: filling is the client's own
+            images.append(held.images[rows])
+            labels.append(held.labels[rows])
+            weight.append(at < len(order))
+        active = torch.tensor([step < self.steps(k) for k in clients])
+        stacked = self._views(torch.stack(images), clients, round, epoch, step)
+        return Batch(
+            stacked,
+            torch.stack(labels),
+            self._send(torch.stack(weight)).to(stacked.dtype),
+            self._send(active),
+        )
+
+    def _views(
+        self, images: Tensor, clients: Sequence[int], round: int, epoch: int, step: int
+    ) -> Tensor:
+        """[K, B, ...] uint8 to V drawn views of each, [K, V, B, ...] normalised."""
+        shape = images.shape[2:]
+        repeated = images[:, None].expand(-1, self.views, -1, *shape)
+        flat = self.normalise.unit(repeated.reshape(-1, *shape))
+        if self.augment:
+            each = self.views * self.batch_size
+            draws = [
+                augment.draw(self._draws(k, round, epoch, step), each, self.kind) for k in clients
+            ]
+            flat = augment.apply(flat, self._send(torch.cat(draws)).to(flat.dtype), self.kind)
+        return self.normalise(flat).view(len(clients), self.views, self.batch_size, *shape)
+
+    def _draws(self, client: int, round: int, epoch: int, step: int) -> torch.Generator:
+        """Addressed by the step within the round, as everything else of a step is."""
+        number = epoch * self.steps(client) + step
+        return generator(self.seed, client, round, "augment", number)
+
+    def _send(self, values: Tensor) -> Tensor:
+        """To the device, without waiting for it."""
+        if self.device.type == "cuda":
+            values = values.pin_memory()
+        return values.to(self.device, non_blocking=True)
+
+
+class TestSamples:
+    """`TestData` from the test shards; every rank holds them all."""
+
+    __test__ = False  # not a test class, whatever pytest thinks of the name
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        images, labels = read_part(folder, manifest.test, manifest.shape)
+        self.images, self.labels = images.to(device), labels.to(device)
+        self.shape = manifest.shape
+        self.normalise = Normalise(manifest, device, dtype)
+
+    def chunks(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
+        """Normalised images of samples start...stop, `size` at a time."""
+        for chunk in self.images[start:stop].split(size):
+            yield self.normalise(self.normalise.unit(chunk))

@@ -1,0 +1,138 @@
+"""Index arrays to webdataset tars: `client_00003/00000.tar`, `test/00000.tar`, `manifest.json`.
+
+A sample is two files: `<index>.u8` (raw uint8, channels first) and `<index>.json` (label, index).
+The same input gives the same bytes. A folder is complete or absent: it is written beside its place
+and renamed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_shards.manifest import NAME, ClientPart, Manifest, Part, Shard
+from data_shards.sources import Arrays, Source
+from fedcore.errors import StorageError
+
+SHARD_BYTES = 64 * 2**20  # of image data in one tar
+
+Tick = Callable[[str], None]
+
+
+def write(
+    folder: Path,
+    name: str,
+    source: Source,
+    train: Arrays,
+    test: Arrays,
+    parts: Sequence[NDArray[np.int64]],
+    settings: dict[str, Any],
+    tick: Tick = lambda name: None,
+) -> Manifest:
+    """Write all shards of a partition into `folder`, which appears only when complete.
+
+    tick is told the name of each part that is done. Raises `StorageError` when the disk is full or
+    not writable; nothing is left then.
+    """
+    work = folder.with_name(f".{folder.name}.part")
+    try:
+        shutil.rmtree(work, ignore_errors=True)  # of a writer that died: we hold the lock
+        work.mkdir(parents=True)
+        manifest = _write_all(work, name, source, train, test, parts, settings, tick)
+        (work / NAME).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        work.rename(folder)
+    except OSError as error:
+        shutil.rmtree(work, ignore_errors=True)
+        reason = error.strerror or str(error)
+        raise StorageError(str(folder), reason, "another data.store, or freeing space") from error
+    return manifest
+
+
+def _write_all(
+    work: Path,
+    name: str,
+    source: Source,
+    train: Arrays,
+    test: Arrays,
+    parts: Sequence[NDArray[np.int64]],
+    settings: dict[str, Any],
+    tick: Tick,
+) -> Manifest:
+    classes = source.classes or int(max(train.labels.max(), test.labels.max())) + 1
+    mean, std = channel_statistics(train.images)
+    clients = []
+    for client, indices in enumerate(parts):
+        part = _write_part(work, f"client_{client:05d}", train, indices, classes)
+        clients.append(ClientPart(client=client, **part.model_dump()))
+        tick(f"client {client}")
+    everything = np.arange(len(test.labels), dtype=np.int64)
+    held_out = _write_part(work, "test", test, everything, classes)
+    tick("test")
+    _, channels, height, width = train.images.shape
+    return Manifest(
+        source=name,
+        kind=source.kind,
+        classes=classes,
+        shape=(channels, height, width),
+        mean=source.mean or mean,
+        std=source.std or std,
+        partition=settings,
+        clients=tuple(clients),
+        test=held_out,
+    )
+
+
+def channel_statistics(
+    images: NDArray[np.uint8],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of images [M, channels, H, W], in 0...1."""
+    flat = images.transpose(1, 0, 2, 3).reshape(images.shape[1], -1).astype(np.float64) / 255
+    std = np.maximum(flat.std(1), 1e-3)  # a constant channel must not divide by zero
+    return tuple(flat.mean(1).round(6).tolist()), tuple(std.round(6).tolist())
+
+
+def _write_part(
+    work: Path, name: str, data: Arrays, indices: NDArray[np.int64], classes: int
+) -> Part:
+    """One client's (or the test split's) tars, each with at most SHARD_BYTES of images."""
+    each = max(1, SHARD_BYTES // max(1, data.images[0].nbytes))
+    chunks = [indices[i : i + each] for i in range(0, len(indices), each)]
+    (work / name).mkdir()
+    shards = [
+        _write_tar(work, f"{name}/{number:05d}.tar", data, chunk)
+        for number, chunk in enumerate(chunks)
+    ]
+    counts = np.bincount(data.labels[indices], minlength=classes)
+    return Part(samples=len(indices), label_counts=tuple(counts.tolist()), shards=tuple(shards))
+
+
+def _write_tar(work: Path, file: str, data: Arrays, indices: NDArray[np.int64]) -> Shard:
+    import webdataset as wds
+
+    path = work / file
+    with path.open("wb") as raw:
+        writer = wds.TarWriter(raw, encoder=False, mtime=0)
+        for index in indices.tolist():
+            label = int(data.labels[index])
+            text = f'{{"label": {label}, "index": {index}}}'.encode()
+            writer.write(
+                {"__key__": f"{index:08d}", "u8": data.images[index].tobytes(), "json": text}
+            )
+        writer.close()
+        raw.flush()
+        os.fsync(raw.fileno())
+    return Shard(file=file, samples=len(indices), bytes=path.stat().st_size, sha256=sha256_of(path))
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

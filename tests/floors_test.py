@@ -1,0 +1,100 @@
+"""Do imports go down only, and do the heavy libraries stay behind their one door?"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+FLOORS = {
+    "fedcore.errors": 0,
+    "fedcore.config": 0,
+    "fedcore.registry": 0,
+    "fedcore.schedule": 0,
+    "fedcore.seeds": 0,
+    "fedcore.batch": 0,
+    "fedcore.telemetry.catalogue": 0,
+    "fedcore.telemetry.events": 0,
+    "fedcore.objective": 1,
+    "fedcore.models": 1,
+    "data_shards": 1,
+    "fedcore.algorithms": 2,
+    "fedcore.clients": 2,
+    "fedcore.server": 3,
+    "fedcore.evaluate": 3,
+    "fedcore.checkpoint": 3,
+    "fedcore.federation": 4,
+    "fedcore.telemetry": 4,
+    "launcher": 5,
+}
+
+# a library, and the only modules that may import it
+DOORS = {
+    "torch.distributed": {"fedcore.server.comm", "launcher.world", "launcher.doctor"},
+    "webdataset": {"data_shards.read", "data_shards.write"},
+    "prometheus_client": {"fedcore.telemetry.prometheus"},
+    "safetensors": {"fedcore.checkpoint"},
+    "deepspeed": {"fedcore.lm.engine_deepspeed"},
+    "accelerate": {"fedcore.lm.engine_accelerate"},
+}
+
+
+def modules() -> dict[str, Path]:
+    files = [f for top in ("fedcore", "data_shards", "launcher") for f in (ROOT / top).rglob("*.py")]
+    names = {f: ".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files}
+    return {name.removesuffix(".__init__"): file for file, name in names.items()}
+
+
+def imports(file: Path) -> set[str]:
+    """Modules a file imports, those for type checking and inside functions included."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def floor(module: str) -> int | None:
+    """The floor of the longest listed prefix; None for what is not ours."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        prefix = ".".join(parts[:length])
+        if prefix in FLOORS:
+            return FLOORS[prefix]
+    return None
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_imports_go_down(name: str) -> None:
+    own = floor(name)
+    if own is None:
+        assert name == "fedcore", f"{name} has no floor: give it one in FLOORS"
+        return
+    for other in imports(modules()[name]):
+        below = floor(other)
+        if below is not None and not other.startswith(name):
+            same_part = other.split(".")[:2] == name.split(".")[:2]
+            assert below <= own, f"{name} (floor {own}) imports {other} (floor {below})"
+            if name.startswith("data_shards") and not same_part:
+                assert below == 0 or other.startswith("data_shards"), f"{name} imports {other}"
+            if own == 1 and not name.startswith("data_shards"):
+                assert not other.startswith("data_shards"), f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("library", sorted(DOORS))
+def test_heavy_libraries_stay_behind_their_door(library: str) -> None:
+    for name, file in modules().items():
+        used = any(i == library or i.startswith(library + ".") for i in imports(file))
+        assert not used or name in DOORS[library], f"{name} imports {library}"
+
+
+def test_fedcore_never_imports_the_data_package() -> None:
+    for name, file in modules().items():
+        if name.startswith("fedcore"):
+            assert not any(i.split(".")[0] in ("data_shards", "launcher") for i in imports(file)), name

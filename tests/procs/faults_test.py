@@ -1,0 +1,171 @@
+"""Does every rank end, soon, with the right code and words, when something goes wrong?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.procs import runs
+
+pytestmark = pytest.mark.procs
+
+LONG = ("--config", "smoke", "--set", "rounds=400")
+
+
+def test_a_rank_killed_within_a_round_ends_all_others(tmp_path: Path) -> None:
+    """The other ranks are in the middle of a long round: the heartbeat must tell them."""
+    words = (*LONG, "clients.local_epochs=3000", "server.heartbeat=4")
+    process = runs.start(3, tmp_path, *words, torchrun=("--shutdown-timeout=60",))
+    runs.wait_for(lambda: (tmp_path / "prometheus_targets.json").is_file(), "the run to begin")
+    time.sleep(1)
+    pids = runs.rank_pids(process.pid)
+    os.kill(pids[1], signal.SIGKILL)
+    began = time.monotonic()
+    out = runs.finish(process, limit=60)
+    assert time.monotonic() - began < 30
+    assert runs.summary(tmp_path)["exit_code"] == 5, out[-3000:]
+    assert "no sign of life" in out
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+def test_a_frozen_rank_ends_all_others(tmp_path: Path) -> None:
+    words = (*LONG, "server.heartbeat=4")
+    process = runs.start(2, tmp_path, *words, torchrun=("--shutdown-timeout=3",))
+    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 1, "a first round")
+    os.kill(runs.rank_pids(process.pid)[1], signal.SIGSTOP)
+    out = runs.finish(process, limit=60)
+    assert runs.summary(tmp_path)["exit_code"] == 5
+    assert "rank 1 gave no sign of life for 4 s" in out
+
+
+def test_torchrun_restarts_from_the_checkpoint(tmp_path: Path) -> None:
+    words = ("--config", "smoke", "--set", "rounds=6")
+    process = runs.start(2, tmp_path, *words, torchrun=("--max-restarts=1",))
+    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 2, "two rounds")
+    os.kill(runs.rank_pids(process.pid)[1], signal.SIGKILL)
+    out = runs.finish(process)
+    assert process.returncode == 0, out[-3000:]
+    assert runs.summary(tmp_path)["status"] == "completed"
+    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [e["round"] for e in events if e["event"] == "resume"][0] >= 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_stops_with_a_checkpoint_and_the_same_command_goes_on(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    words = (*LONG, "checkpoint.every=1000")
+    process = runs.start(0, tmp_path, *words)
+    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 2, "two rounds")
+    process.send_signal(number)
+    out = runs.finish(process, limit=30)
+    assert process.returncode == 75, out[-3000:]
+    stopped = runs.summary(tmp_path)
+    assert (stopped["status"], stopped["exit_code"]) == ("stopped", 75)
+    assert (tmp_path / "checkpoints" / "latest").is_file()
+    again = runs.start(0, tmp_path, *words)
+    runs.wait_for(lambda: runs.rounds_done(tmp_path) > stopped["rounds"], "a further round")
+    again.send_signal(number)
+    runs.finish(again, limit=30)
+    assert runs.summary(tmp_path)["rounds"] > stopped["rounds"]
+
+
+def test_torchrun_forwards_sigterm_to_all_ranks(tmp_path: Path) -> None:
+    process = runs.start(2, tmp_path, *LONG)
+    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 1, "a first round")
+    process.terminate()
+    out = runs.finish(process, limit=60)
+    assert runs.summary(tmp_path)["exit_code"] == 75, out[-3000:]
+
+
+def test_a_nan_loss_stops_all_ranks_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    words = ("--config", "smoke", "--set", "rounds=3")
+    runs.completed(2, tmp_path / "good", *words)
+    out = runs.run(2, tmp_path / "bad", *words, "--set", "clients.lr=1e38", "clients.max_norm=1e38")
+    found = runs.summary(tmp_path / "bad")
+    assert (found["status"], found["exit_code"]) == ("diverged", 4), out[-3000:]
+    assert "diverged in round 0" in out
+    assert "client" in found["message"]
+    good = tmp_path / "good" / "checkpoints" / "round_00003"
+    assert (good / "index.json").is_file()
+
+
+def test_a_resume_with_a_changed_configuration_lists_the_changed_keys(tmp_path: Path) -> None:
+    runs.completed(0, tmp_path, "--config", "smoke")
+    before = (tmp_path / "summary.json").read_text()
+    process = runs.start(0, tmp_path, "--config", "smoke", "--set", "clients.lr=0.1", "seed=3")
+    out = runs.finish(process)
+    assert process.returncode == 2
+    assert "clients.lr: 0.05 -> 0.1" in out
+    assert "seed: 0 -> 3" in out
+    assert (tmp_path / "summary.json").read_text() == before
+
+
+def test_a_completed_run_is_not_run_again_unless_asked(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    runs.completed(0, run, "--config", "smoke")
+    out = runs.run(0, run, "--config", "smoke")
+    assert "completed" in out
+    runs.completed(0, run, "--config", "smoke", "--resume", "never")
+    assert (tmp_path / "run.1" / "summary.json").is_file()
+
+
+def test_a_run_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    process = runs.start(2, tmp_path / "file" / "run", "--config", "smoke")
+    out = runs.finish(process)
+    assert process.returncode != 0
+    assert "cannot write" in out
+    assert "another --run-dir" in out
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A file system of 400 KB, or - where none may be mounted - nothing to test on."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_told_and_loses_nothing(small_disk: Path) -> None:
+    """Room for the first checkpoints, not for all: the run goes on and completes."""
+    words = ("--config", "smoke", "--set", "checkpoint.keep=10", "rounds=4")
+    out = runs.run(0, small_disk / "run", *words)
+    assert "no checkpoint of round" in out
+    assert "Older ones stay" in out
+    found = runs.summary(small_disk / "run")
+    assert found["status"] == "completed"
+    kept = (small_disk / "run" / "checkpoints" / "latest").read_text()
+    assert (small_disk / "run" / "checkpoints" / kept / "index.json").is_file()
+
+
+def test_a_corrupted_shard_ends_all_ranks_naming_it(tmp_path: Path) -> None:
+    words = ("--config", "smoke", "--set", f"data.store={tmp_path}/store")
+    runs.completed(0, tmp_path / "first", *words)
+    tar = next((tmp_path / "store").rglob("client_00002/*.tar"))
+    damaged = bytearray(tar.read_bytes())
+    damaged[2000] ^= 1
+    tar.write_bytes(damaged)
+    out = runs.run(2, tmp_path / "second", *words)
+    found = runs.summary(tmp_path / "second")
+    assert found["exit_code"] == 3, out[-3000:]
+    assert "client_00002/00000.tar" in found["message"]
+    assert "sha256" in found["message"]
+
+
+def test_wrong_words_end_with_code_2_and_one_message(tmp_path: Path) -> None:
+    process = runs.start(2, tmp_path, "--config", "smoke", "--set", "clients.cuont=3")
+    out = runs.finish(process)
+    assert out.count("clients.cuont") == 1
+    assert "Try clients.count" in out
+    alone = runs.start(0, tmp_path, "--set", "data.alpha=0")
+    runs.finish(alone)
+    assert alone.returncode == 2

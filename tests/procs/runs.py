@@ -1,0 +1,99 @@
+"""Starting real runs: torchrun on free ports, a time limit, and what a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+MAIN = str(ROOT / "launcher" / "main.py")
+LIMIT = 120  # seconds a run may take before the test fails
+
+
+def command(ranks: int, run_dir: Path, *words: str, torchrun: tuple[str, ...] = ()) -> list[str]:
+    """The command of a run on `ranks` ranks (0 = plain python, without torchrun)."""
+    own = ["--run-dir", str(run_dir), "--set", "metrics.port=0", *words]
+    if ranks == 0:
+        return [sys.executable, MAIN, *own]
+    agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", *torchrun]
+    return [sys.executable, *agent, MAIN, *own]
+
+
+def start(ranks: int, run_dir: Path, *words: str, torchrun: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """A run in the background, in a process group of its own."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command(ranks, run_dir, *words, torchrun=torchrun),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=env,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], limit: float = LIMIT) -> str:
+    """Its output; a run that takes longer than `limit` seconds is killed and fails the test."""
+    try:
+        out, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, _ = process.communicate()
+        raise AssertionError(f"still running after {limit} s:\n{out[-3000:]}") from None
+    return out
+
+
+def run(ranks: int, run_dir: Path, *words: str, torchrun: tuple[str, ...] = ()) -> str:
+    """A whole run's output."""
+    return finish(start(ranks, run_dir, *words, torchrun=torchrun))
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    """summary.json."""
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+def completed(ranks: int, run_dir: Path, *words: str) -> dict[str, Any]:
+    """The summary of a run that must complete."""
+    out = run(ranks, run_dir, *words)
+    assert (run_dir / "summary.json").is_file(), out[-3000:]
+    found = summary(run_dir)
+    assert found["status"] == "completed", out[-3000:]
+    return found
+
+
+def rank_pids(agent: int) -> dict[int, int]:
+    """Process id of each rank below a torchrun agent."""
+    found = {}
+    children = Path(f"/proc/{agent}/task/{agent}/children").read_text().split()
+    for pid in map(int, children):
+        pairs = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        env = dict(p.split(b"=", 1) for p in pairs if b"=" in p)
+        if b"RANK" in env:
+            found[int(env[b"RANK"])] = pid
+    return found
+
+
+def wait_for(condition: Callable[[], Any], what: str, limit: float = 60.0) -> Any:
+    """What `condition` returns once it is true."""
+    until = time.monotonic() + limit
+    while time.monotonic() < until:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"waited {limit} s for {what}")
+
+
+def rounds_done(run_dir: Path) -> int:
+    """Round lines in metrics.jsonl so far."""
+    file = run_dir / "metrics.jsonl"
+    return file.read_text().count('"event": "round"') if file.is_file() else 0

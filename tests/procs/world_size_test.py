@@ -1,0 +1,52 @@
+"""Do 1, 2, 4 and 8 ranks give the same bits, also after a rank was killed?"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.procs import runs
+
+pytestmark = pytest.mark.procs
+
+ONE_SHOT = ("--config", "smoke", "--set", "clients.count=6", "data.alpha=0.3", "rounds=3")
+FEDAVG = (*ONE_SHOT, "algorithm.name=fedavg", "clients.per_round=4")
+PROOF = ("prototypes_sha256", "parameters_sha256", "accuracy", "lambda_effective")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dict]:
+    """Both runs in one plain process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return {
+        words: runs.completed(0, folder / str(i), *words) for i, words in enumerate((ONE_SHOT, FEDAVG))
+    }
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("words", [ONE_SHOT, FEDAVG], ids=["one_shot", "fedavg"])
+def test_world_sizes_agree(ranks: int, words: tuple[str, ...], alone: dict, tmp_path: Path) -> None:
+    """8 ranks for 6 clients also shows that idle ranks work."""
+    found = runs.completed(ranks, tmp_path, *words)
+    assert found["world_size"] == ranks
+    assert {k: found[k] for k in PROOF} == {k: alone[words][k] for k in PROOF}
+
+
+@pytest.mark.parametrize("words", [ONE_SHOT, FEDAVG], ids=["one_shot", "fedavg"])
+def test_a_killed_rank_and_a_resume_on_other_ranks_agree(
+    words: tuple[str, ...], alone: dict, tmp_path: Path
+) -> None:
+    process = runs.start(2, tmp_path, *words)
+    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 1, "a first round")
+    os.kill(runs.rank_pids(process.pid)[1], signal.SIGKILL)
+    out = runs.finish(process, limit=60)
+    broken = runs.summary(tmp_path)
+    assert broken["status"] == "failed", out[-3000:]
+    assert broken["exit_code"] == 5
+    assert "run the same command again" in out
+    found = runs.completed(4, tmp_path, *words)
+    assert {k: found[k] for k in PROOF} == {k: alone[words][k] for k in PROOF}
+    assert "resume" in (tmp_path / "metrics.jsonl").read_text()

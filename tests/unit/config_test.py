@@ -1,0 +1,144 @@
+"""Does a wrong configuration say which key, which value and which way out?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedcore.config import OPERATIONAL, RunConfig, known_keys, with_overrides
+from fedcore.errors import ConfigError, ConfigErrors, FedError
+from launcher import cli, job
+from launcher.build import check_names
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rouds=3", ["rouds", "3", "Try rounds"]),
+        ("data.alfa=3", ["data.alfa", "Try data.alpha"]),
+        ("alpha=3", ["alpha", "Try data.alpha"]),
+        ("algorithm.rule.aneal=linear", ["algorithm.rule.aneal", "Try algorithm.rule.anneal"]),
+        ("rounds=many", ["rounds", "'many'", "integer"]),
+        ("rounds=2.5", ["rounds", "2.5", "integer"]),
+        ("data.alpha=0", ["data.alpha", "0", "greater than 0"]),
+        ("data.alpha=.nan", ["data.alpha", "nan", "finite"]),
+        ("clients.momentum=1", ["clients.momentum", "less than 1"]),
+        ("data.partition=dirichlt", ["data.partition", "'dirichlt'", "Try dirichlet"]),
+        ("data=5", ["data", "5"]),
+        ("clients.per_round=50", ["clients.per_round=50", "clients.count=16"]),
+        ("algorithm.rule.start={}", ["algorithm.rule.start", "exactly one"]),
+        ("algorithm.rule.guard={inverse_variance: 1, hinge: {}}", ["algorithm.rule.guard", "at most one"]),
+        ("metrics.port=70000", ["metrics.port", "70000", "65535"]),
+    ],
+)
+def test_a_mistake_names_key_value_and_way_out(override: str, words: list[str]) -> None:
+    with pytest.raises(FedError) as caught:
+        cli.load_config("default", [override])
+    assert caught.value.exit_code == 2
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("algorithm.name=v41", ["algorithm.name", "'v41'", "Try v4"]),
+        ("algorithm.anchor=eft", ["algorithm.anchor", "Try etf"]),
+        ("algorithm.base=[crossentropy]", ["Try cross_entropy"]),
+        ("algorithm.terms={supcom: {temperature: 1}}", ["algorithm.terms", "supcom", "Try supcon"]),
+        ("algorithm.terms={supcon: {temp: 1}}", ["algorithm.terms.supcon.temp", "Try temperature"]),
+        ("algorithm.rule.anneal=cosinus", ["algorithm.rule.anneal", "Try cosine"]),
+        ("algorithm.combine=median", ["algorithm.combine", "'median'"]),
+        ("algorithm.readout=ifi", ["algorithm.readout", "Try iffi"]),
+        ("model.name=resnet81", ["model.name", "Try resnet18"]),
+        ("data.source=mnist", ["data.source", "Try mnist5k"]),
+        ("clients.lr_schedule=cos", ["cos"]),
+    ],
+)
+def test_an_unknown_name_is_found_before_anything_runs(override: str, words: list[str]) -> None:
+    config = cli.load_config("default", [override])
+    with pytest.raises(ConfigError) as caught:
+        check_names(config)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        RunConfig.of({"rouds": 1, "data": {"alpha": -1}})
+    assert "rouds" in str(caught.value)
+    assert "data.alpha" in str(caught.value)
+
+
+def test_override_reaches_a_nested_key_and_leaves_its_input_alone() -> None:
+    values = {"data": {"alpha": 1.0}}
+    assert with_overrides(values, ["data.seed=3", "rounds=2"]) == {
+        "data": {"alpha": 1.0, "seed": 3},
+        "rounds": 2,
+    }
+    assert values == {"data": {"alpha": 1.0}}
+
+
+@pytest.mark.parametrize("text", ["rounds", "=3", "rounds: [", "a.b={"])
+def test_an_override_that_is_none_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError):
+        with_overrides({}, [text])
+
+
+def test_a_key_given_twice_in_yaml_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "twice.yaml"
+    file.write_text("rounds: 1\nrounds: 2\n")
+    with pytest.raises(ConfigError, match="given twice"):
+        RunConfig.load(file)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "\x00", "just words"])
+def test_a_file_that_is_no_configuration(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="--config"):
+        RunConfig.load(file)
+
+
+def test_dump_loads_to_the_same(tmp_path: Path) -> None:
+    config = cli.load_config("default", ["algorithm.rule={anneal: linear, guard: {hinge: {gamma: 1e-3}}}"])
+    file = tmp_path / "config.yaml"
+    file.write_text(config.dump())
+    assert RunConfig.load(file) == config
+
+
+def test_the_digest_moves_with_decisive_keys_only() -> None:
+    base = cli.load_config("default")
+    assert cli.load_config("default", ["metrics.port=1"]).digest() == base.digest()
+    assert cli.load_config("default", ["evaluate.every=5"]).digest() == base.digest()
+    assert cli.load_config("default", ["clients.lr=0.1"]).digest() != base.digest()
+    assert {key.split(".")[0] for key in OPERATIONAL} <= set(RunConfig.model_fields)
+
+
+@pytest.mark.parametrize("name", cli.shipped_configs())
+def test_every_shipped_configuration_dry_builds(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job.dry_run(cli.parse(["--config", name]))
+    assert "Nothing was run" in capsys.readouterr().out
+
+
+def test_an_unknown_configuration_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Try smoke"):
+        cli.load_config("smok")
+
+
+def test_every_key_has_a_description() -> None:
+    def check(model: type) -> None:
+        for name, field in model.model_fields.items():
+            nested = [a for a in (field.annotation, *getattr(field.annotation, "__args__", ())) if hasattr(a, "model_fields")]
+            assert field.description or nested, f"{model.__name__}.{name}"
+            for part in nested:
+                check(part)
+
+    check(RunConfig)
+    assert "algorithm.rule.guard.hinge.gamma" in known_keys(RunConfig)
+
+
+def test_more_classes_than_the_features_can_hold() -> None:
+    with pytest.raises(ConfigError, match=r"model\.feature_dim"):
+        job.build_objects(cli.load_config("default", ["model.feature_dim=8"]), (1, 28, 28), 10)

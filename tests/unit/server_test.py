@@ -1,0 +1,106 @@
+"""Combining prototypes, exact sums, assigning clients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore.clients.assign import balance, participants
+from fedcore.errors import ConfigError, Diverged, ShardError, from_json
+from fedcore.server.collective import average_models, prototype_std
+from fedcore.server.combine import COMBINES
+from fedcore.server.comm import LocalComm
+from fedcore.server.exact import ExactSum
+
+P = torch.tensor([[[1.0, 1.0], [2.0, 0.0]], [[3.0, 1.0], [9.0, 9.0]]], dtype=torch.float64)  # N=2 C=2
+COUNTS = torch.tensor([[1, 4], [3, 0]])
+BEFORE = torch.full((2, 2), -7.0, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("mean_of_present", [[2.0, 1.0], [2.0, 0.0]]),
+        ("mean", [[2.0, 1.0], [5.5, 4.5]]),
+        ("by_samples", [[2.5, 1.0], [2.0, 0.0]]),
+    ],
+)
+def test_combine_on_paper(name: str, wanted: list[list[float]]) -> None:
+    assert COMBINES.get(name)(P, COUNTS, BEFORE).tolist() == wanted
+
+
+@pytest.mark.parametrize("name", ["mean_of_present", "by_samples"])
+def test_a_class_nobody_holds_keeps_its_prototype(name: str) -> None:
+    got = COMBINES.get(name)(P, torch.tensor([[1, 0], [3, 0]]), BEFORE)
+    assert got[1].tolist() == [-7.0, -7.0]
+
+
+def test_prototype_std_on_paper() -> None:
+    assert prototype_std(P) == pytest.approx((1.0 + 0.0 + 3.5 + 4.5) / 4)
+    assert prototype_std(P[:1]) == 0.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 6))
+def test_exact_sum_does_not_depend_on_order_or_grouping(seed: int, groups: int) -> None:
+    draws = torch.Generator().manual_seed(seed)
+    values = torch.randn(12, 5, generator=draws, dtype=torch.float32) * 100
+    weights = torch.rand(12, generator=draws, dtype=torch.float64)
+    weights = weights / weights.sum()
+    bound = float(values.abs().max())
+    order = torch.randperm(12, generator=draws).tolist()
+    parts = [ExactSum(5, bound, torch.device("cpu")) for _ in range(groups)]
+    for at, client in enumerate(order):
+        parts[at % groups].add(values[client], float(weights[client]))
+    one = ExactSum(5, bound, torch.device("cpu"))
+    for client in range(12):
+        one.add(values[client], float(weights[client]))
+    assert torch.equal(sum(p.total for p in parts), one.total)
+    wanted = (values.double() * weights[:, None]).sum(0)
+    torch.testing.assert_close(one.value(one.total), wanted, rtol=1e-12, atol=1e-12 * bound)
+
+
+def test_average_of_models_on_paper() -> None:
+    models = [
+        ({"w": torch.tensor([1.0, -2.0]), "n": torch.tensor(4)}, 0.25),
+        ({"w": torch.tensor([5.0, 6.0]), "n": torch.tensor(8)}, 0.75),
+    ]
+    got = average_models(LocalComm(), models, models[0][0])
+    assert got["w"].tolist() == [4.0, 4.0]
+    assert got["n"].item() == 7
+    assert got["n"].dtype == torch.int64
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=40), st.integers(1, 10))
+def test_every_client_with_samples_has_one_rank(samples: list[int], ranks: int) -> None:
+    owned = balance(samples, ranks)
+    assert len(owned) == ranks
+    assert sorted(k for part in owned for k in part) == [k for k, n in enumerate(samples) if n]
+    load = [sum(samples[k] for k in part) for part in owned]
+    assert max(load) - min(load) <= max(samples)  # what largest-first guarantees
+
+
+def test_participants_are_drawn_anew_each_round_by_seed() -> None:
+    clients = list(range(20))
+    rounds = [participants(clients, 5, 0, r) for r in range(4)]
+    assert all(len(set(r)) == 5 and r == sorted(r) for r in rounds)
+    assert len({tuple(r) for r in rounds}) > 1
+    assert rounds == [participants(clients, 5, 0, r) for r in range(4)]
+    assert participants(clients, None, 0, 0) == clients
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("a.b", 3, "something", "else"),
+        ShardError("client_00001/00000.tar", "missing", "again"),
+        Diverged(3, 7, 1.5, 2.0, 0.1),
+    ],
+)
+def test_an_error_travels_to_other_ranks_unchanged(error: Exception) -> None:
+    again = from_json(error.to_json())
+    assert type(again) is type(error)
+    assert str(again) == str(error)
+    assert again.exit_code == error.exit_code
