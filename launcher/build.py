@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from data_shards.manifest import Manifest
-from data_shards.read import ShardedData, TestSamples
-from fedcore.telemetry.telemetry import Telemetry
 from torch import Tensor
 
+from data_shards.manifest import Manifest
+from data_shards.read import ShardedData, TestSamples
 from data_shards.sources import SOURCES
 from fedcore.algorithms import Algorithm, resolve
 from fedcore.checkpoint import Checkpoints
@@ -28,6 +27,7 @@ from fedcore.schedule import SCHEDULES
 from fedcore.server.collective import ServerCollective
 from fedcore.server.combine import COMBINES
 from fedcore.server.comm import together
+from fedcore.telemetry.telemetry import Writer
 from launcher.world import World
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
@@ -63,7 +63,7 @@ def build(
     config: RunConfig,
     store: Path,
     world: World,
-    telemetry: Telemetry,
+    telemetry: Writer,
     checkpoint_folder: Path,
 ) -> Federation:
     """Everything of a run on this rank; raises the same error on every rank if any rank fails."""
@@ -148,7 +148,7 @@ def hyper(config: RunConfig) -> Hyper:
     )
 
 
-def warnings(config: RunConfig, manifest: Manifest, ranks: int) -> list[str]:
+def warnings(manifest: Manifest, ranks: int) -> list[str]:
     """What is unusual about the clients, in words; nothing of it stops a run."""
     empty = [c.client for c in manifest.clients if not c.samples]
     single = [c.client for c in manifest.clients if sum(n > 0 for n in c.label_counts) == 1]

@@ -9,14 +9,14 @@ import traceback
 from typing import Any
 
 from data_shards.manifest import Manifest
-
+from fedcore.algorithms import resolve
 from fedcore.errors import CollectiveError, FedError, Stopped, StorageError, Unexpected
 from fedcore.federation import Federation, Outcome
 from fedcore.server.comm import together
 from launcher import prepare, rundir, world
 from launcher.build import build, build_objects, check_names, warnings
 from launcher.cli import Request
-from launcher.telemetry import telemetry_of
+from launcher.reporting import final_table, telemetry_of
 
 
 class Job:
@@ -56,7 +56,7 @@ class Job:
         entry = rundir.enter(self.request, self.run, here)
         if entry.finished:
             self._say(f"{self.run.path} holds this run, completed; --resume never runs it anew")
-            telemetry_of.final_table(entry.finished, self.run.path, here)
+            self._show(entry.finished)
             here.leave(together=True)
             return 0
         comm = here.comm
@@ -69,14 +69,16 @@ class Job:
             store = prepare.store_dir(self.config)
             if comm.rank == 0:
                 store = prepare.ensure(self.config)
-        telemetry = telemetry_of(self.config, self.run, here)
-        self.federation = build(self.config, store, here, telemetry, self.run.checkpoints)
-        for words in warnings(self.config, Manifest.load(store), comm.size):
+        with together(comm):
+            manifest = Manifest.load(store)
+        telemetry = telemetry_of(self.config, self.run, manifest, here)
+        for words in warnings(manifest, comm.size):
             telemetry.warn(words)
-        if entry.checkpoint:
-            with together(comm):
-                self.federation.resume(entry.checkpoint)
         try:
+            self.federation = build(self.config, store, here, telemetry, self.run.checkpoints)
+            if entry.checkpoint:
+                with together(comm):
+                    self.federation.resume(entry.checkpoint)
             self.federation.run()
         finally:
             telemetry.close()
@@ -88,7 +90,7 @@ class Job:
         with together(here.comm):
             if here.comm.rank == 0:
                 self.run.write_summary(summary)
-        telemetry_of.final_table(summary, self.run.path, here)
+        self._show(summary)
         here.leave(together=True)
 
     def _end_badly(self, error: FedError) -> int:
@@ -124,6 +126,10 @@ class Job:
             "samples_per_second": outcome.samples / max(outcome.wall_seconds, 1e-9),
             "finished": time.time(),
         }
+
+    def _show(self, summary: dict[str, Any]) -> None:
+        if self._rank == 0:
+            final_table(summary, resolve(self.config.algorithm).readout, self.run.path)
 
     def _say(self, words: str) -> None:
         if self._rank == 0:

@@ -43,7 +43,9 @@ DOORS = {
 
 
 def modules() -> dict[str, Path]:
-    files = [f for top in ("fedcore", "data_shards", "launcher") for f in (ROOT / top).rglob("*.py")]
+    files = [
+        f for top in ("fedcore", "data_shards", "launcher") for f in (ROOT / top).rglob("*.py")
+    ]
     names = {f: ".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files}
     return {name.removesuffix(".__init__"): file for file, name in names.items()}
 
@@ -97,4 +99,6 @@ def test_heavy_libraries_stay_behind_their_door(library: str) -> None:
 def test_fedcore_never_imports_the_data_package() -> None:
     for name, file in modules().items():
         if name.startswith("fedcore"):
-            assert not any(i.split(".")[0] in ("data_shards", "launcher") for i in imports(file)), name
+            assert not any(i.split(".")[0] in ("data_shards", "launcher") for i in imports(file)), (
+                name
+            )

@@ -26,7 +26,9 @@ def command(ranks: int, run_dir: Path, *words: str, torchrun: tuple[str, ...] = 
     return [sys.executable, *agent, MAIN, *own]
 
 
-def start(ranks: int, run_dir: Path, *words: str, torchrun: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def start(
+    ranks: int, run_dir: Path, *words: str, torchrun: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
     """A run in the background, in a process group of its own."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(

@@ -22,7 +22,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dic
     """Both runs in one plain process."""
     folder = tmp_path_factory.mktemp("alone")
     return {
-        words: runs.completed(0, folder / str(i), *words) for i, words in enumerate((ONE_SHOT, FEDAVG))
+        words: runs.completed(0, folder / str(i), *words)
+        for i, words in enumerate((ONE_SHOT, FEDAVG))
     }
 
 

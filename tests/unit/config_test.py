@@ -28,7 +28,10 @@ from launcher.build import check_names
         ("data=5", ["data", "5"]),
         ("clients.per_round=50", ["clients.per_round=50", "clients.count=16"]),
         ("algorithm.rule.start={}", ["algorithm.rule.start", "exactly one"]),
-        ("algorithm.rule.guard={inverse_variance: 1, hinge: {}}", ["algorithm.rule.guard", "at most one"]),
+        (
+            "algorithm.rule.guard={inverse_variance: 1, hinge: {}}",
+            ["algorithm.rule.guard", "at most one"],
+        ),
         ("metrics.port=70000", ["metrics.port", "70000", "65535"]),
     ],
 )
@@ -102,7 +105,9 @@ def test_a_file_that_is_no_configuration(tmp_path: Path, text: str) -> None:
 
 
 def test_dump_loads_to_the_same(tmp_path: Path) -> None:
-    config = cli.load_config("default", ["algorithm.rule={anneal: linear, guard: {hinge: {gamma: 1e-3}}}"])
+    config = cli.load_config(
+        "default", ["algorithm.rule={anneal: linear, guard: {hinge: {gamma: 1e-3}}}"]
+    )
     file = tmp_path / "config.yaml"
     file.write_text(config.dump())
     assert RunConfig.load(file) == config
@@ -117,7 +122,9 @@ def test_the_digest_moves_with_decisive_keys_only() -> None:
 
 
 @pytest.mark.parametrize("name", cli.shipped_configs())
-def test_every_shipped_configuration_dry_builds(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_shipped_configuration_dry_builds(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     job.dry_run(cli.parse(["--config", name]))
     assert "Nothing was run" in capsys.readouterr().out
 
@@ -130,7 +137,11 @@ def test_an_unknown_configuration_names_the_nearest() -> None:
 def test_every_key_has_a_description() -> None:
     def check(model: type) -> None:
         for name, field in model.model_fields.items():
-            nested = [a for a in (field.annotation, *getattr(field.annotation, "__args__", ())) if hasattr(a, "model_fields")]
+            nested = [
+                a
+                for a in (field.annotation, *getattr(field.annotation, "__args__", ()))
+                if hasattr(a, "model_fields")
+            ]
             assert field.description or nested, f"{model.__name__}.{name}"
             for part in nested:
                 check(part)

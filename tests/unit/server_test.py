@@ -14,7 +14,9 @@ from fedcore.server.combine import COMBINES
 from fedcore.server.comm import LocalComm
 from fedcore.server.exact import ExactSum
 
-P = torch.tensor([[[1.0, 1.0], [2.0, 0.0]], [[3.0, 1.0], [9.0, 9.0]]], dtype=torch.float64)  # N=2 C=2
+P = torch.tensor(
+    [[[1.0, 1.0], [2.0, 0.0]], [[3.0, 1.0], [9.0, 9.0]]], dtype=torch.float64
+)  # N=2 C=2
 COUNTS = torch.tensor([[1, 4], [3, 0]])
 BEFORE = torch.full((2, 2), -7.0, dtype=torch.float64)
 
