@@ -203,5 +203,5 @@ class TestSamples:
 
     def chunks(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
         """Normalised images of samples start...stop, `size` at a time."""
-        for chunk in self.images[start:stop].split(size):
+        for chunk in torch.split(self.images[start:stop], size):
             yield self.normalise(self.normalise.unit(chunk))

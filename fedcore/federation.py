@@ -24,7 +24,7 @@ from fedcore.schedule import progress
 from fedcore.server.collective import Collected, ServerCollective, average_models
 from fedcore.server.comm import Comm
 from fedcore.telemetry.events import ClientEvent, ResumeEvent, RoundEvent, WarningEvent
-from fedcore.telemetry.telemetry import Writer
+from fedcore.telemetry.telemetry import Telemetry
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Federation:
         server: ServerCollective,
         evaluator: Evaluator,
         checkpoints: Checkpoints,
-        telemetry: Writer,
+        telemetry: Telemetry,
         *,
         samples: Sequence[int],  # of every client of the run, in id order
         stopping: Callable[[], bool],
@@ -100,9 +100,7 @@ class Federation:
         for round in range(self.outcome.rounds):
             self._trained |= self._participants(round)
         self._saved = self.outcome.rounds
-        self.telemetry.write(
-            [ResumeEvent(round=self.outcome.rounds, checkpoint=str(checkpoint.folder))]
-        )
+        self.telemetry.write([ResumeEvent(self.outcome.rounds, str(checkpoint.folder))])
 
     def _round(self, round: int) -> None:
         self._seconds, self._traffic, began = {}, 0, time.monotonic()
@@ -221,15 +219,15 @@ class Federation:
             "prototype_std": state.prototype_std,
             "outcome": self.outcome.facts(),
         }
+        began = time.monotonic()
         try:
-            with self._phase("checkpoint"):
-                self.checkpoints.save(round, self.group.clients, self.group.state, tensors, facts)
+            self.checkpoints.save(round, self.group.clients, self.group.state, tensors, facts)
         except StorageError as error:
             message = f"no checkpoint of round {round}: {error}. Older ones stay; the run goes on"
-            self.telemetry.write([WarningEvent(round=round, message=message)])
+            self.telemetry.write([WarningEvent(round, message)])
             return self.checkpoints.folder
         self._saved = round
-        self.telemetry.checkpointed()
+        self.telemetry.checkpointed(time.monotonic() - began)
         return path
 
     def _sign(self) -> None:

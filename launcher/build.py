@@ -27,7 +27,7 @@ from fedcore.schedule import SCHEDULES
 from fedcore.server.collective import ServerCollective
 from fedcore.server.combine import COMBINES
 from fedcore.server.comm import together
-from fedcore.telemetry.telemetry import Writer
+from fedcore.telemetry.telemetry import Telemetry
 from launcher.world import World
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
@@ -63,7 +63,7 @@ def build(
     config: RunConfig,
     store: Path,
     world: World,
-    telemetry: Writer,
+    telemetry: Telemetry,
     checkpoint_folder: Path,
 ) -> Federation:
     """Everything of a run on this rank; raises the same error on every rank if any rank fails."""

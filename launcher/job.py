@@ -9,14 +9,13 @@ import traceback
 from typing import Any
 
 from data_shards.manifest import Manifest
-from fedcore.algorithms import resolve
 from fedcore.errors import CollectiveError, FedError, Stopped, StorageError, Unexpected
 from fedcore.federation import Federation, Outcome
 from fedcore.server.comm import together
 from launcher import prepare, rundir, world
 from launcher.build import build, build_objects, check_names, warnings
 from launcher.cli import Request
-from launcher.reporting import final_table, telemetry_of
+from launcher.reporting import final_words, telemetry_of
 
 
 class Job:
@@ -71,7 +70,8 @@ class Job:
                 store = prepare.ensure(self.config)
         with together(comm):
             manifest = Manifest.load(store)
-        telemetry = telemetry_of(self.config, self.run, manifest, here)
+        self._say(self._title(here))
+        telemetry = telemetry_of(self.config, self.run, here)
         for words in warnings(manifest, comm.size):
             telemetry.warn(words)
         try:
@@ -127,9 +127,17 @@ class Job:
             "finished": time.time(),
         }
 
+    def _title(self, here: world.World) -> str:
+        config = self.config
+        return (
+            f"{config.algorithm.name} on {config.data.source}: {config.clients.count} clients, "
+            f"{config.rounds} rounds, {here.comm.size} rank(s) on {here.device.type}; "
+            f"run directory {self.run.path}"
+        )
+
     def _show(self, summary: dict[str, Any]) -> None:
         if self._rank == 0:
-            final_table(summary, resolve(self.config.algorithm).readout, self.run.path)
+            final_words(summary, self.config, self.run.path)
 
     def _say(self, words: str) -> None:
         if self._rank == 0:

@@ -73,6 +73,10 @@ def together(comm: Comm) -> Iterator[None]:
     agree(comm, error)
 
 
+# torch 2.14 renamed it, and warns about the old name on every call
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
 class LocalComm:
     """One process: every collective is the identity."""
 
@@ -125,7 +129,7 @@ class TorchComm:
     def gather(self, rows: Tensor) -> Tensor:
         rows = rows.to(self.device).contiguous()
         out = rows.new_empty(self.size * len(rows), *rows.shape[1:])
-        self._run("gather", rows, lambda: dist.all_gather_into_tensor(out, rows))
+        self._run("gather", rows, lambda: _all_gather(out, rows))
         return out
 
     def sum(self, values: Tensor) -> Tensor:

@@ -1,16 +1,15 @@
-"""Every metric once: name, unit, kind, labels, help. Sinks write these and no others.
-
-Prometheus adds `run, rank, node` from the target file; they are no labels of the metrics.
-"""
+"""Every metric once: name, unit, kind, labels, help. What is not in here is not exported."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 
+PREFIX = "fedcore_"
+
 
 class Kind(Enum):
-    """What a metric does over time."""
+    """Prometheus metric kinds."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -20,52 +19,90 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric."""
+    """One metric. `name` is without prefix, as in docs; `full_name` is what Prometheus sees."""
 
     name: str
-    unit: str
+    unit: str  # "1" = a plain number or ratio
     kind: Kind
     labels: tuple[str, ...]
     help: str
+    buckets: tuple[float, ...] = ()  # upper bounds in `unit`, histograms only
+
+    @property
+    def full_name(self) -> str:
+        """The name with prefix."""
+        return PREFIX + self.name
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """Names that a query can ask for: a histogram has three, any other kind one."""
+        if self.kind is Kind.HISTOGRAM:
+            return tuple(self.full_name + end for end in ("_bucket", "_sum", "_count"))
+        return (self.full_name,)
 
 
-CATALOGUE: dict[str, Metric] = {}
+# seconds; a phase lasts from a moment (toy data) to hours (whole data sets on few ranks)
+_PHASE = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
+_COLLECTIVE = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
-
-def _metric(name: str, unit: str, kind: Kind, help: str, *labels: str) -> Metric:
-    return CATALOGUE.setdefault(name, Metric("fedcore_" + name, unit, kind, labels, help))
-
-
-_G, _C, _H = Kind.GAUGE, Kind.COUNTER, Kind.HISTOGRAM
-
-LAMBDA_RAW = _metric("lambda_raw", "1", _G, "sigma^2_local / sigma^2_align, last step", "client")
-LAMBDA_EFFECTIVE = _metric(
-    "lambda_effective", "1", _G, "weight on the align loss in the last step", "client"
+# -- per client: label `client` is its id, or q0 ... q1 (quantiles over the rank's clients) in runs
+# of more clients than metrics.per_client_limit
+LAMBDA_RAW = Metric(
+    "lambda_raw", "1", Kind.GAUGE, ("client",), "sigma^2_local / sigma^2_align, before annealing"
 )
-LAMBDA_EQUILIBRIUM = _metric(
-    "lambda_equilibrium", "1", _G, "raw lambda at rest for the last epoch's losses", "client"
+LAMBDA_EFFECTIVE = Metric(
+    "lambda_effective", "1", Kind.GAUGE, ("client",), "weight on the alignment loss as used"
 )
-SIGMA_SQ = _metric(
-    "sigma_sq", "1", _G, "learned variance of a task: local or align", "client", "task"
+LAMBDA_EQUILIBRIUM = Metric(
+    "lambda_equilibrium", "1", Kind.GAUGE, ("client",), "closed-form lambda* for the losses now"
 )
-LOSS = _metric(
-    "loss", "nats", _G, "mean of a loss term over the last local epoch", "client", "term"
+SIGMA_SQ = Metric(
+    "sigma_sq", "1", Kind.GAUGE, ("client", "task"), "learned variance of task local or align"
 )
-GRADIENT_NORM = _metric(
-    "gradient_norm", "1", _G, "gradient norm before the clip, last step", "client"
+LOSS = Metric(
+    "loss", "1", Kind.GAUGE, ("client", "term"), "mean of the last local epoch: base, align, terms"
 )
-ANNEALING = _metric("annealing_factor", "1", _G, "s(p) of the last local epoch")
-PROGRESS = _metric("progress_ratio", "1", _G, "share of the rounds done")
-ROUND = _metric("round", "1", _G, "rounds done")
-TEST_ACCURACY = _metric("test_accuracy", "1", _G, "test accuracy by read-out", "readout")
-PROTOTYPE_STD = _metric("prototype_std", "1", _G, "inter-client std of the prototypes")
-SAMPLES = _metric("samples_total", "samples", _C, "samples this rank has trained on")
-PHASE_SECONDS = _metric("phase_seconds", "seconds", _H, "duration of a phase of a round", "phase")
-COLLECTIVE_BYTES = _metric(
-    "collective_bytes_total", "bytes", _C, "bytes this rank handed to collectives", "op"
+GRADIENT_NORM = Metric(
+    "gradient_norm", "1", Kind.GAUGE, ("client",), "norm of a client's gradient before clipping"
 )
-COLLECTIVE_SECONDS = _metric("collective_seconds", "seconds", _H, "time in a collective", "op")
-CLIENTS = _metric("clients", "1", _G, "clients this rank owns")
-MEMORY = _metric("device_memory_bytes", "bytes", _G, "peak memory: device, or process on a CPU")
-CHECKPOINT_TIME = _metric("checkpoint_timestamp_seconds", "seconds", _G, "time of the last one")
-RUN_INFO = _metric("run_info", "1", Kind.INFO, "what runs: algorithm, dataset, commit, ...")
+
+# -- the run: the same on every rank
+ANNEALING_FACTOR = Metric("annealing_factor", "1", Kind.GAUGE, (), "s(p) of the last round")
+PROGRESS_RATIO = Metric("progress_ratio", "1", Kind.GAUGE, (), "share of all rounds done, 0 to 1")
+ROUND = Metric("round", "1", Kind.GAUGE, (), "last finished round, counted from 0")
+TEST_ACCURACY = Metric(
+    "test_accuracy", "1", Kind.GAUGE, ("readout",), "share of test samples right, by read-out"
+)
+PROTOTYPE_STD = Metric(
+    "prototype_std", "1", Kind.GAUGE, (), "standard deviation of the prototypes between clients"
+)
+CLIENTS = Metric("clients", "1", Kind.GAUGE, (), "clients of the whole run")
+RUN_INFO = Metric("run_info", "1", Kind.INFO, (), "which run this is")
+
+# -- this rank
+SAMPLES_TOTAL = Metric("samples_total", "1", Kind.COUNTER, (), "samples trained on by this rank")
+PHASE_SECONDS = Metric(
+    "phase_seconds", "s", Kind.HISTOGRAM, ("phase",), "time of a phase of a round", _PHASE
+)
+COLLECTIVE_BYTES_TOTAL = Metric(
+    "collective_bytes_total", "B", Kind.COUNTER, ("op",), "handed to collectives by this rank"
+)
+COLLECTIVE_SECONDS = Metric(
+    "collective_seconds",
+    "s",
+    Kind.HISTOGRAM,
+    ("op",),
+    "time in a collective, waiting for other ranks included",
+    _COLLECTIVE,
+)
+DEVICE_MEMORY_BYTES = Metric(
+    "device_memory_bytes", "B", Kind.GAUGE, (), "peak on the CUDA device; on CPU of the process"
+)
+CHECKPOINT_TIMESTAMP_SECONDS = Metric(
+    "checkpoint_timestamp_seconds", "s", Kind.GAUGE, (), "unix time of the last checkpoint"
+)
+
+CATALOGUE: dict[str, Metric] = {
+    metric.name: metric for metric in tuple(globals().values()) if isinstance(metric, Metric)
+}
+"""Every metric by name, in the order above."""

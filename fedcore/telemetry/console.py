@@ -1,93 +1,137 @@
-"""What rank 0 says: a progress bar on a terminal, sparse plain lines in a log, a table at the end."""
+"""What rank 0 shows of a run: on a terminal a bar and a line a round, in a log sparse lines."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from statistics import median
+from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedcore.telemetry.events import ClientEvent, Event, ResumeEvent, RoundEvent, WarningEvent
 
-LINES = 20  # about as many lines a run leaves in a log
+LINES = 20  # of rounds in a log; a run of no more rounds shows each
 
 
 class ConsoleSink:
-    """Rounds as they end."""
+    """Shows rounds on `stream` (standard output if None). readout: the accuracy to show."""
 
-    def __init__(self, rounds: int, samples_per_round: int, readout: str, title: str) -> None:
-        self.rounds, self.readout = rounds, readout
-        self.console = Console(highlight=False, soft_wrap=True)
+    def __init__(
+        self, rounds: int, algorithm: str, readout: str, stream: TextIO | None = None
+    ) -> None:
+        self.rounds, self.algorithm, self.readout = rounds, algorithm, readout
+        self._stream = stream or sys.stdout
         self._bar: Progress | None = None
-        if self.console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.percentage:3.0f}%"),
-                TimeRemainingColumn(),
-                console=self.console,
-                transient=True,
-            )
-            self._task = self._bar.add_task(title, total=rounds * samples_per_round)
+        if self._stream.isatty():
+            self._bar = _bar(self._stream)
+            self._task = self._bar.add_task(algorithm, total=rounds, words="")
             self._bar.start()
-        else:
-            self.say(title)
-
-    def say(self, words: str) -> None:
-        """One plain line."""
-        self.console.print(words, markup=False)
-
-    def warn(self, words: str) -> None:
-        """One line on standard error."""
-        print(f"fedcore: warning: {words}", file=sys.stderr, flush=True)
-
-    def trained(self, samples: int) -> None:
-        """Move the bar by this rank's samples."""
-        if self._bar:
-            self._bar.advance(self._task, samples)
 
     def write(self, events: Sequence[Event]) -> None:
-        """A line for the round, if this round has one."""
+        """Show the round that these events are of; warnings and resumption at once."""
         clients = [e for e in events if isinstance(e, ClientEvent)]
         for event in events:
-            if isinstance(event, WarningEvent):
-                self.warn(event.message)
+            if isinstance(event, RoundEvent):
+                self._round(event, clients)
             elif isinstance(event, ResumeEvent):
-                self.say(f"going on at round {event.round + 1} from {event.checkpoint}")
-            elif isinstance(event, RoundEvent) and self._has_line(event.round):
-                self.say(self._line(event, clients))
-
-    def _has_line(self, round: int) -> bool:
-        done, step = round + 1, -(-self.rounds // LINES)
-        return done in (1, self.rounds) or done % step == 0
-
-    def _line(self, event: RoundEvent, clients: Sequence[ClientEvent]) -> str:
-        lam = sorted(e.lambda_effective for e in clients)
-        parts = [
-            f"round {event.round + 1:>{len(str(self.rounds))}}/{self.rounds}",
-            f"base {median(e.base_loss for e in clients):.3f}",
-            f"align {median(e.align_loss for e in clients):.4f}",
-            f"lambda {median(lam):.3g} ({lam[0]:.3g}...{lam[-1]:.3g})",
-            f"s {event.annealing_factor:.3f}",
-        ]
-        if event.accuracy:
-            parts.append(f"{self.readout} {event.accuracy[self.readout]:.2%}")
-        parts.append(f"{event.samples_per_second:,.0f} samples/s")
-        return "  ".join(parts)
+                self._advance(event.round, "")
+                self._say(f"going on with round {event.round + 1} from {event.checkpoint}")
+            elif isinstance(event, WarningEvent):
+                self._say(f"warning: {event.message}")
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Leave the bar as it stands."""
         if self._bar:
             self._bar.stop()
 
+    def _round(self, event: RoundEvent, clients: Sequence[ClientEvent]) -> None:
+        if self._bar or shown(event.round, self.rounds):
+            self._say(round_line(event, clients, self.readout))
+        self._advance(event.round + 1, self._now(event, clients))
 
-def accuracy_table(accuracy: Mapping[str, float], main: str) -> Table:
-    """Test accuracy by read-out; the algorithm's own is marked."""
-    table = Table("read-out", "test accuracy", title="Test accuracy by read-out")
-    table.columns[1].justify = "right"
-    for name, value in accuracy.items():
-        table.add_row(f"{name} *" if name == main else name, f"{value:.2%}")
-    return table
+    def _now(self, event: RoundEvent, clients: Sequence[ClientEvent]) -> str:
+        lam = statistics.median(e.lambda_effective for e in clients) if clients else math.nan
+        return f"accuracy {_accuracy(event, self.readout)}  lambda {lam:.3g}"
+
+    def _advance(self, done: int, words: str) -> None:
+        if self._bar:
+            self._bar.update(self._task, completed=done, words=words)
+
+    def _say(self, words: str) -> None:
+        if self._bar:
+            self._bar.console.print(escape(words), highlight=False, soft_wrap=True)
+        else:
+            print(words, file=self._stream, flush=True)
+
+
+def shown(round: int, rounds: int) -> bool:
+    """Whether a log shows this round: the first, the last, and about LINES in all."""
+    stride = math.ceil(rounds / LINES)
+    return round in (0, rounds - 1) or (round + 1) % stride == 0
+
+
+def round_line(event: RoundEvent, clients: Sequence[ClientEvent], readout: str) -> str:
+    """A round in words: accuracy, lambda as used (min, median, max), mean losses, speed."""
+    width = len(str(event.rounds))
+    parts = [
+        f"round {event.round + 1:>{width}}/{event.rounds}",
+        f"accuracy {_accuracy(event, readout)}",
+    ]
+    if clients:
+        used = [e.lambda_effective for e in clients]
+        parts += [
+            f"lambda {min(used):.3g} / {statistics.median(used):.3g} / {max(used):.3g}",
+            f"base {statistics.fmean(e.base_loss for e in clients):.4f}",
+            f"align {statistics.fmean(e.align_loss for e in clients):.4f}",
+        ]
+    return "  ".join([*parts, f"{event.samples_per_second:,.0f} samples/s"])
+
+
+def _accuracy(event: RoundEvent, readout: str) -> str:
+    value = event.accuracy.get(readout)
+    return "-     " if value is None else f"{value:.4f}"
+
+
+def final_table(
+    accuracy: Mapping[str, float], readout: str, title: str = "", stream: TextIO | None = None
+) -> None:
+    """Print test accuracy by read-out, the best first; the run's own is marked."""
+    table = Table(title=title or None, title_justify="left", title_style="bold")
+    table.add_column("read-out")
+    table.add_column("test accuracy", justify="right")
+    for name, value in sorted(accuracy.items(), key=lambda pair: -pair[1]):
+        own = name == readout
+        table.add_row(f"{name} *" if own else name, f"{value:.4f}", style="bold" if own else None)
+    if readout in accuracy:
+        table.caption, table.caption_justify = f"* {readout} is reported as test_accuracy", "left"
+    console_for(stream or sys.stdout).print(table)
+
+
+def console_for(stream: TextIO) -> Console:
+    """A rich console that writes plain text unless `stream` is a terminal, whatever FORCE_COLOR."""
+    if stream.isatty():
+        return _Console(file=stream)
+    return Console(file=stream, force_terminal=False, color_system=None, width=100)
+
+
+class _Console(Console):
+    """Leaves the cursor alone: this process may end in os._exit, which would not bring it back."""
+
+    def show_cursor(self, show: bool = True) -> bool:
+        return False
+
+
+def _bar(stream: TextIO) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[words]}"),
+        console=console_for(stream),
+    )

@@ -1,77 +1,82 @@
-"""What happened, as records: the lines of metrics.jsonl, and the only input of every sink."""
+"""What happened, as frozen records. A record is one line of metrics.jsonl; sinks take any."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+import time
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Event:
-    """Something that happened in a round."""
+    """Base of all events. `kind` stands as `event` in the line."""
 
     kind: ClassVar[str]
-    round: int
+    time: float = field(default_factory=time.time, kw_only=True)  # unix seconds
 
     def record(self) -> dict[str, Any]:
-        """The event as JSON values; a number that is not finite becomes null."""
-        return {"event": self.kind, **_finite(asdict(self))}
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClientEvent(Event):
-    """One client's part of a round."""
-
-    kind: ClassVar[str] = "client"
-    client: int
-    samples: int
-    base_loss: float  # mean over the last local epoch
-    align_loss: float
-    lambda_raw: float  # of the last step
-    lambda_effective: float
-    lambda_equilibrium: float  # closed form, for the two losses above
-    sigma_sq_local: float
-    sigma_sq_align: float
-    annealing_factor: float
-    gradient_norm: float
-    terms: dict[str, float] = field(default_factory=dict)  # loss terms by name
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundEvent(Event):
-    """A round that is over."""
-
-    kind: ClassVar[str] = "round"
-    rounds: int  # of the run
-    progress: float
-    annealing_factor: float
-    accuracy: dict[str, float]  # by read-out; empty when not evaluated
-    prototype_std: float
-    seconds: dict[str, float]  # by phase
-    samples_per_second: float
-    bytes_communicated: int  # handed to collectives by all ranks
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResumeEvent(Event):
-    """The run goes on from a checkpoint; rounds from `round` on are done (again)."""
-
-    kind: ClassVar[str] = "resume"
-    checkpoint: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class WarningEvent(Event):
-    """Something unusual that does not stop the run."""
-
-    kind: ClassVar[str] = "warning"
-    message: str
+        """The line's object: `event`, `time`, then the fields; not finite becomes null."""
+        values = {f.name: _finite(getattr(self, f.name)) for f in fields(self)}
+        return {"event": self.kind, "time": values.pop("time"), **values}
 
 
 def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+        return {key: _finite(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class ClientEvent(Event):
+    """One client's round: losses are means over its last local epoch, lambda of its last step."""
+
+    kind = "client"
+    round: int
+    client: int
+    samples: int  # that the client holds
+    base_loss: float
+    align_loss: float
+    lambda_raw: float
+    lambda_effective: float
+    lambda_equilibrium: float
+    sigma_sq_local: float
+    sigma_sq_align: float
+    annealing_factor: float
+    gradient_norm: float  # before clipping
+    terms: dict[str, float]  # loss by term name
+
+
+@dataclass(frozen=True)
+class RoundEvent(Event):
+    """One round of the whole run."""
+
+    kind = "round"
+    round: int
+    rounds: int  # of the run
+    progress: float  # share of all rounds done, this one included
+    annealing_factor: float
+    accuracy: dict[str, float]  # by read-out, in [0, 1]; empty in a round without evaluation
+    prototype_std: float
+    seconds: dict[str, float]  # by phase, on this rank
+    samples_per_second: float  # of all ranks
+    bytes_communicated: int  # by all ranks
+
+
+@dataclass(frozen=True)
+class ResumeEvent(Event):
+    """The run goes on from a checkpoint; `round` is the first one to be done."""
+
+    kind = "resume"
+    round: int
+    checkpoint: str
+
+
+@dataclass(frozen=True)
+class WarningEvent(Event):
+    """Something the operator should know, after which the run goes on."""
+
+    kind = "warning"
+    round: int
+    message: str

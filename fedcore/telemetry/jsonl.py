@@ -1,83 +1,97 @@
-"""metrics.jsonl: one JSON object a line, append-only."""
+"""metrics.jsonl: one JSON object a line, append-only. Writing it, and reading it back."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedcore.telemetry.events import Event
+from fedcore.telemetry.sinks import Warn
 
 
 class JsonlSink:
-    """Appends events. With a full disk lines wait in memory, and it is said once."""
+    """Appends events to a file with one write a batch.
 
-    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
-        self.path, self.warn = path, warn
-        self._pending = ""
-        self._told = False
-        if _ends_in_half_a_line(path):
-            self._pending = "\n"  # of a writer that was killed: the next line must stand alone
+    What a full disk does not take stays in memory and is tried again at the next write and at
+    close, from the very byte at which it stopped, so that no line is lost, torn or doubled.
+    """
+
+    def __init__(self, path: Path, warn: Warn) -> None:
+        self.path, self._warn = path, warn
+        self._file = -1  # descriptor; opened by the first write
+        self._pending = b""
+        self._warned = False
 
     def write(self, events: Sequence[Event]) -> None:
-        """Append one line an event, with the time."""
-        now = round(time.time(), 3)
-        for event in events:
-            record = event.record()
-            line = {"event": record.pop("event"), "time": now, **record}
-            self._pending += json.dumps(line, allow_nan=False) + "\n"
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            before = self.path.stat().st_size if self.path.exists() else 0
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(self._pending)
-        except OSError as error:
-            self._undo(before)
-            if not self._told:
-                self._told = True
-                self.warn(f"{self.path}: {error.strerror or error}; lines wait in memory")
-            return
-        self._pending, self._told = "", False
-
-    def _undo(self, size: int) -> None:
-        """Take back the part of a write that still fitted on the disk: it comes again whole."""
-        try:
-            with self.path.open("r+b") as file:
-                file.truncate(size)
-        except OSError:
-            self._pending = "\n" + self._pending.lstrip("\n")
+        """Append these events and all that is pending."""
+        self._pending += b"".join(map(_line, events))
+        problem = self._flush()
+        if problem and not self._warned:
+            self._warned = True  # before the call: it may itself lead to a write
+            self._warn(f"cannot write {self.path}: {problem}. Its lines wait in memory")
 
     def close(self) -> None:
-        """Write what still waits."""
-        if self._pending.strip():
-            self._flush()
+        """Try once more; what cannot be written now is lost, and told."""
+        problem = self._flush()
+        if problem:
+            lines = self._pending.count(b"\n")
+            self._warn(f"{lines} lines of {self.path} were not written: {problem}")
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _flush(self) -> str:
+        """Write all that is pending; the reason why not, or nothing."""
+        try:
+            if self._file < 0 and self._pending:
+                self._open()
+            while self._pending:
+                # os.write says how much was taken: a full disk may take half a line
+                self._pending = self._pending[os.write(self._file, self._pending) :]
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
+    def _open(self) -> None:
+        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            # a writer was killed within a line: the next one must not be glued to its half
+            self._pending = b"\n" + self._pending
 
 
-def _ends_in_half_a_line(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            file.seek(-1, 2)
-            return file.read(1) != b"\n"
-    except OSError:  # no file, or an empty one
-        return False
+def _line(event: Event) -> bytes:
+    return json.dumps(event.record(), allow_nan=False).encode() + b"\n"
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """All events of a file; a half line left by a killed writer is passed over."""
-    events = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    """The objects in a file of JSON lines, in order. Half lines of killed writers are left out.
+
+    Raises `OSError` if the file cannot be read.
+    """
+    records = []
+    for line in path.read_bytes().splitlines():
         try:
-            events.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
             continue
-    return events
+        if isinstance(record, dict):
+            records.append(record)
+    return records
 
 
-def latest(events: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Events of one kind, in round order; of a round that ran again after a loss, the last."""
-    found = {(e["round"], e.get("client", -1)): e for e in events if e["event"] == kind}
-    return [found[key] for key in sorted(found)]
+def last_of_each(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One record for each event, client and round (or step): the last, at the first's place.
+
+    A resumed run repeats the rounds after its checkpoint. What happens at a moment (`resume`,
+    `warning`) is no repetition and all stays.
+    """
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for number, record in enumerate(records):
+        moment = number if record.get("event") in ("resume", "warning") else None
+        key = (moment, *(record.get(k) for k in ("event", "client", "round", "step")))
+        found[key] = record
+    return list(found.values())

@@ -1,185 +1,207 @@
-"""The Prometheus endpoint of one rank: the only module that imports prometheus_client."""
+"""The Prometheus endpoint of one rank. The only file that knows prometheus_client."""
 
 from __future__ import annotations
 
-import json
-import os
+import errno
 import resource
-import socket
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from statistics import quantiles
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    disable_created_metrics,
+    start_http_server,
+)
 
 from fedcore.config import MetricsConfig
+from fedcore.errors import ConfigError
 from fedcore.telemetry import catalogue as c
+from fedcore.telemetry.catalogue import Kind, Metric
 from fedcore.telemetry.events import ClientEvent, Event, RoundEvent
+from fedcore.telemetry.sinks import Warn
 
-BUCKETS = (0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 60, 300, 1800)  # seconds
-QUANTILES = {"q0": 0, "q0.25": 1, "q0.5": 2, "q0.75": 3, "q1": 4}
-TRIES = 100  # ports tried before giving up
+QUANTILES = {"q0": 0.0, "q0.25": 0.25, "q0.5": 0.5, "q0.75": 0.75, "q1": 1.0}
+"""Values of the label `client` in a run of too many clients for a series each."""
+
+TRIES = 64  # ports before any free one is taken
+
+disable_created_metrics()  # type: ignore[no-untyped-call] # a `_created` series beside each counter
 
 
 class PrometheusSink:
-    """Gauges and counters of one rank, served from its own port."""
+    """Serves this rank's numbers over HTTP at `address` ("host:port"), from now to `close`.
+
+    A gauge whose value is not known yet is absent, not 0. Raises `ConfigError` when nothing can
+    listen at metrics.bind; a port in use is no error: see `_ports`.
+    """
 
     def __init__(
         self,
         config: MetricsConfig,
-        *,
         local_rank: int,
         local_size: int,
-        clients: int,  # of the run: above per_client_limit, quantiles take the place of ids
-        own: int,  # clients of this rank
-        info: dict[str, str],
-        warn: Callable[[str], None],
+        run_info: Mapping[str, Any],
+        clients_total: int,
+        warn: Warn,
     ) -> None:
-        self.registry = CollectorRegistry()
-        self._metrics = {name: self._make(metric) for name, metric in c.CATALOGUE.items()}
-        self._quantiles = clients > config.per_client_limit
-        self._server, port = self._serve(config, local_rank, local_size, warn)
-        self.address = f"{target_host(config.bind)}:{port}"
-        self._set(c.CLIENTS, own)
-        self._of(c.RUN_INFO).info(info)
-
-    def _make(self, metric: c.Metric) -> Any:
-        kind = {
-            c.Kind.GAUGE: Gauge,
-            c.Kind.COUNTER: Counter,
-            c.Kind.HISTOGRAM: Histogram,
-            c.Kind.INFO: Info,
-        }[metric.kind]
-        name = metric.name.removesuffix("_info") if kind is Info else metric.name
-        extra = {"buckets": BUCKETS} if kind is Histogram else {}
-        return kind(name, metric.help, metric.labels, registry=self.registry, **extra)
-
-    def _serve(
-        self, config: MetricsConfig, local_rank: int, local_size: int, warn: Callable[[str], None]
-    ) -> tuple[Any, int]:
-        """Listen on port + local_rank, or the next free one in steps that no other rank takes."""
-        wanted = config.port + local_rank if config.port else 0
-        for attempt in range(TRIES):
-            port = wanted + attempt * local_size
-            try:
-                server, _ = start_http_server(port, config.bind, self.registry)
-            except OSError as error:
-                if not wanted or port + local_size > 65535:
-                    raise
-                if attempt == 0:
-                    warn(f"metrics.port {port}: {error.strerror}; taking the next free one")
-                continue
-            if attempt:
-                warn(f"metrics are served on port {port}")
-            return server, server.server_port
-        raise OSError(f"no free port among {TRIES} from {wanted}")
-
-    def _of(self, metric: c.Metric) -> Any:
-        return self._metrics[metric.name.removeprefix("fedcore_")]
-
-    def _set(self, metric: c.Metric, value: float, *labels: str) -> None:
-        gauge = self._of(metric)
-        (gauge.labels(*labels) if labels else gauge).set(value)
+        self._quantiles = clients_total > config.per_client_limit
+        self._registry = CollectorRegistry()
+        self._metrics: dict[str, Any] = {}
+        for metric in c.CATALOGUE.values():
+            if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):  # rate() wants them from 0 on
+                self._of(metric)
+        self._of(c.RUN_INFO).info({k: str(v) for k, v in run_info.items()})
+        self._set(c.CLIENTS, clients_total)
+        self._set(c.DEVICE_MEMORY_BYTES, peak_memory())
+        self._server, self._thread = _listen(config, local_rank, local_size, self._registry, warn)
+        host = f"[{config.bind}]" if ":" in config.bind else config.bind
+        self.address = f"{host}:{self._server.server_port}"
 
     def write(self, events: Sequence[Event]) -> None:
-        """Set the gauges: of this rank's clients, and of the round."""
+        """Set the gauges from this rank's client events and from the round."""
         clients = [e for e in events if isinstance(e, ClientEvent)]
-        for label, readings in self._by_label(clients).items():
-            self._set_client(label, readings)
+        if clients:
+            self._write_clients(clients)
         for event in events:
             if isinstance(event, RoundEvent):
-                self._set_round(event)
-
-    def _by_label(self, clients: Sequence[ClientEvent]) -> dict[str, dict[tuple[str, str], float]]:
-        """Label `client` -> readings: by client id, or quantiles over this rank's clients."""
-        by_id = {str(e.client): _readings(e) for e in clients}
-        if not self._quantiles or not by_id:
-            return by_id
-        columns = {k: [r[k] for r in by_id.values()] for k in next(iter(by_id.values()))}
-        cuts = {k: _five_numbers(values) for k, values in columns.items()}
-        return {q: {k: cuts[k][i] for k in cuts} for q, i in QUANTILES.items()}
-
-    def _set_client(self, label: str, readings: dict[tuple[str, str], float]) -> None:
-        for (metric, detail), value in readings.items():
-            self._set(c.CATALOGUE[metric], value, *([label, detail] if detail else [label]))
-
-    def _set_round(self, event: RoundEvent) -> None:
-        self._set(c.ROUND, event.round + 1)
-        self._set(c.PROGRESS, event.progress)
-        self._set(c.ANNEALING, event.annealing_factor)
-        self._set(c.PROTOTYPE_STD, event.prototype_std)
-        self._set(c.MEMORY, memory_bytes())
-        for readout, accuracy in event.accuracy.items():
-            self._set(c.TEST_ACCURACY, accuracy, readout)
-
-    def trained(self, samples: int) -> None:
-        """Count samples this rank has trained on."""
-        self._of(c.SAMPLES).inc(samples)
-
-    def phase(self, name: str, seconds: float) -> None:
-        """A phase of a round is over."""
-        self._of(c.PHASE_SECONDS).labels(name).observe(seconds)
-
-    def traffic(self, op: str, size: int, seconds: float) -> None:
-        """A collective is over."""
-        self._of(c.COLLECTIVE_BYTES).labels(op).inc(size)
-        self._of(c.COLLECTIVE_SECONDS).labels(op).observe(seconds)
-
-    def checkpointed(self) -> None:
-        """A checkpoint was written now."""
-        self._set(c.CHECKPOINT_TIME, time.time())
+                self._write_round(event)
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving and free the port."""
         self._server.shutdown()
         self._server.server_close()
+        self._thread.join(timeout=5)
+
+    def samples(self, n: int) -> None:
+        """n more samples were trained on."""
+        self._of(c.SAMPLES_TOTAL).inc(n)
+
+    def traffic(self, op: str, size: int, seconds: float) -> None:
+        """A collective took `seconds`; this rank handed in `size` bytes."""
+        self._of(c.COLLECTIVE_BYTES_TOTAL).labels(op=op).inc(size)
+        self._of(c.COLLECTIVE_SECONDS).labels(op=op).observe(seconds)
+
+    def phase(self, name: str, seconds: float) -> None:
+        """A phase of the round took `seconds`."""
+        self._of(c.PHASE_SECONDS).labels(phase=name).observe(seconds)
+
+    def checkpointed(self) -> None:
+        """A checkpoint was completed just now."""
+        self._set(c.CHECKPOINT_TIMESTAMP_SECONDS, time.time())
+
+    def _write_clients(self, events: Sequence[ClientEvent]) -> None:
+        rows = [dict(_readings(e)) for e in events]
+        for metric, labels in dict.fromkeys(key for row in rows for key in row):
+            values = {
+                str(e.client): row[metric, labels]
+                for e, row in zip(events, rows, strict=True)
+                if (metric, labels) in row
+            }
+            for client, value in (_spread(values) if self._quantiles else values).items():
+                self._set(metric, value, client=client, **dict(labels))
+
+    def _write_round(self, event: RoundEvent) -> None:
+        self._set(c.ROUND, event.round)
+        self._set(c.PROGRESS_RATIO, event.progress)
+        self._set(c.ANNEALING_FACTOR, event.annealing_factor)
+        self._set(c.PROTOTYPE_STD, event.prototype_std)
+        self._set(c.DEVICE_MEMORY_BYTES, peak_memory())
+        for readout, accuracy in event.accuracy.items():
+            self._set(c.TEST_ACCURACY, accuracy, readout=readout)
+
+    def _set(self, metric: Metric, value: float, **labels: str) -> None:
+        gauge = self._of(metric)
+        (gauge.labels(**labels) if labels else gauge).set(value)
+
+    def _of(self, metric: Metric) -> Any:
+        """The client library's object for a metric, made at first use."""
+        if metric.name not in self._metrics:
+            self._metrics[metric.name] = _make(metric, self._registry)
+        return self._metrics[metric.name]
 
 
-def _readings(event: ClientEvent) -> dict[tuple[str, str], float]:
-    """(metric, second label) -> value."""
-    found = {
-        ("lambda_raw", ""): event.lambda_raw,
-        ("lambda_effective", ""): event.lambda_effective,
-        ("lambda_equilibrium", ""): event.lambda_equilibrium,
-        ("gradient_norm", ""): event.gradient_norm,
-        ("sigma_sq", "local"): event.sigma_sq_local,
-        ("sigma_sq", "align"): event.sigma_sq_align,
-        ("loss", "base"): event.base_loss,
-        ("loss", "align"): event.align_loss,
-    }
-    return found | {("loss", name): value for name, value in event.terms.items()}
+Reading = tuple[Metric, tuple[tuple[str, str], ...]]
+"""A metric and its labels but for `client`."""
 
 
-def _five_numbers(values: list[float]) -> list[float]:
-    """Minimum, quartiles and maximum."""
-    if len(values) == 1:
-        return values * 5
-    return [min(values), *quantiles(values, n=4, method="inclusive"), max(values)]
+def _readings(event: ClientEvent) -> Iterator[tuple[Reading, float]]:
+    yield (c.LAMBDA_RAW, ()), event.lambda_raw
+    yield (c.LAMBDA_EFFECTIVE, ()), event.lambda_effective
+    yield (c.LAMBDA_EQUILIBRIUM, ()), event.lambda_equilibrium
+    yield (c.GRADIENT_NORM, ()), event.gradient_norm
+    yield (c.SIGMA_SQ, (("task", "local"),)), event.sigma_sq_local
+    yield (c.SIGMA_SQ, (("task", "align"),)), event.sigma_sq_align
+    for term, loss in {**event.terms, "base": event.base_loss, "align": event.align_loss}.items():
+        yield (c.LOSS, (("term", term),)), loss
 
 
-def memory_bytes() -> int:
-    """Peak device memory, or on a CPU the process's peak resident size."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+def _spread(values: Mapping[str, float]) -> dict[str, float]:
+    """Quantiles over clients. One NaN makes them all NaN: it must be seen, not averaged away."""
+    found = np.quantile(list(values.values()), list(QUANTILES.values()))
+    return dict(zip(QUANTILES, map(float, found), strict=True))
+
+
+def peak_memory() -> int:
+    """Peak bytes: of tensors on the current CUDA device if it is in use, else of the process."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
-def target_host(bind: str) -> str:
-    """The host a scraper reaches this endpoint by: the node's name when all addresses are bound."""
-    if bind in ("0.0.0.0", "::", ""):
-        return socket.gethostname()
-    return f"[{bind}]" if ":" in bind else bind
+def _make(metric: Metric, registry: CollectorRegistry) -> Any:
+    words = metric.help if metric.unit == "1" else f"{metric.help} [{metric.unit}]"
+    if metric.kind is Kind.HISTOGRAM:
+        return Histogram(
+            metric.full_name, words, metric.labels, registry=registry, buckets=metric.buckets
+        )
+    if metric.kind is Kind.INFO:  # the library adds `_info` itself
+        return Info(metric.full_name.removesuffix("_info"), words, registry=registry)
+    kind = Counter if metric.kind is Kind.COUNTER else Gauge
+    return kind(metric.full_name, words, metric.labels, registry=registry)
 
 
-def write_targets(path: Path, addresses: Sequence[tuple[int, str, str]], run: str) -> None:
-    """Prometheus file_sd, replaced as a whole: one target per (rank, node, address)."""
-    targets = [
-        {"targets": [address], "labels": {"run": run, "rank": str(rank), "node": node}}
-        for rank, node, address in addresses
-    ]
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(targets, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+def _ports(config: MetricsConfig, local_rank: int, local_size: int) -> list[int]:
+    """Ports to try in turn: port + local rank, then on in steps of the ranks of this node.
+
+    With such steps two ranks of one node never try the same port. The last resort, and what
+    metrics.port=0 asks for, is 0: any that is free.
+    """
+    first = config.port + local_rank
+    ports = range(first, 65536, max(local_size, 1)) if config.port else range(0)
+    return [*ports[:TRIES], 0]
+
+
+def _listen(
+    config: MetricsConfig,
+    local_rank: int,
+    local_size: int,
+    registry: CollectorRegistry,
+    warn: Warn,
+) -> tuple[Any, Any]:
+    """An HTTP server on the first free port, and its thread."""
+    wanted = config.port + local_rank
+    for port in _ports(config, local_rank, local_size):
+        try:
+            server, thread = start_http_server(port, config.bind, registry)
+        except OSError as error:  # a name that does not resolve is one as well
+            if error.errno == errno.EADDRINUSE:
+                continue
+            raise _refused(config, port, error) from None
+        if config.port and server.server_port != wanted:
+            warn(f"metrics port {wanted} is not free; metrics are on port {server.server_port}")
+        return server, thread
+    raise ConfigError("metrics.port", config.port, "a free port", "metrics.enabled=false")
+
+
+def _refused(config: MetricsConfig, port: int, error: OSError) -> ConfigError:
+    if error.errno == errno.EACCES:
+        return ConfigError("metrics.port", port, "a port this user may open", "9400, or 0 for any")
+    want = f"an address of this machine ({error.strerror})"
+    return ConfigError("metrics.bind", config.bind, want, "127.0.0.1, or 0.0.0.0 for all")

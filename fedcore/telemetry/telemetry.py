@@ -1,83 +1,83 @@
-"""Telemetry: fans events and plain numbers out to the sinks of this rank."""
+"""Telemetry: fans out to the sinks. It is only ever written to, and never ends a run."""
 
 from __future__ import annotations
 
-from collections.abc import Set
-from typing import Protocol
+import contextlib
+import sys
+from collections.abc import Callable, Collection, Sequence
 
-from fedcore.telemetry.console import ConsoleSink
 from fedcore.telemetry.events import ClientEvent, Event, WarningEvent
-from fedcore.telemetry.jsonl import JsonlSink
-from fedcore.telemetry.prometheus import PrometheusSink
+from fedcore.telemetry.sinks import Meter, Sink, Warn
 
 
-class Writer(Protocol):
-    """What the round loop needs of telemetry; `Telemetry` is one, tests have others."""
-
-    def write(self, events: list[Event], own: Set[int] = frozenset()) -> None:
-        """Something happened. `own`: the clients of this rank."""
-
-    def trained(self, samples: int) -> None:
-        """This rank has trained on so many samples."""
-
-    def phase(self, name: str, seconds: float) -> None:
-        """A phase of a round is over."""
-
-    def traffic(self, op: str, size: int, seconds: float) -> None:
-        """A collective is over."""
-
-    def checkpointed(self) -> None:
-        """A checkpoint was written."""
+def to_stderr(words: str) -> None:
+    """The way out for warnings that no sink can take."""
+    print(f"fedcore: {words}", file=sys.stderr, flush=True)
 
 
 class Telemetry:
-    """Rank 0 has all three sinks; other ranks only their Prometheus endpoint."""
+    """This rank's sinks.
+
+    sinks: take every event (of rank 0: file and console). meter: takes this rank's clients only,
+    and its plain numbers. A sink that raises is told of once and tried again at the next write.
+    """
 
     def __init__(
-        self,
-        console: ConsoleSink | None = None,
-        jsonl: JsonlSink | None = None,
-        prometheus: PrometheusSink | None = None,
+        self, sinks: Sequence[Sink] = (), meter: Meter | None = None, report: Warn = to_stderr
     ) -> None:
-        self.console, self.jsonl, self.prometheus = console, jsonl, prometheus
+        self.sinks, self.meter, self._report = tuple(sinks), meter, report
+        self._round = 0
+        self._failed: set[int] = set()
 
-    def write(self, events: list[Event], own: Set[int] = frozenset()) -> None:
-        """Rank 0's console and file get all events, an endpoint its own clients only."""
-        for sink in (self.console, self.jsonl):
-            if sink:
-                sink.write(events)
-        if self.prometheus:
-            self.prometheus.write(
-                [e for e in events if not isinstance(e, ClientEvent) or e.client in own]
-            )
-
-    def warn(self, words: str, round: int = 0) -> None:
-        """A warning, to the console and the file of rank 0."""
-        self.write([WarningEvent(round=round, message=words)])
+    def write(self, events: Sequence[Event], own: Collection[int] | None = None) -> None:
+        """Hand events out together. own: this rank's clients; None = all are."""
+        self._round = max([self._round, *(getattr(e, "round", 0) for e in events)])
+        for sink in self.sinks:
+            self._attempt(sink, lambda sink=sink: sink.write(events))  # type: ignore[misc]
+        self._measure(lambda meter: meter.write([e for e in events if _is_of(e, own)]))
 
     def trained(self, samples: int) -> None:
-        """Count samples of this rank."""
-        for sink in (self.console, self.prometheus):
-            if sink:
-                sink.trained(samples)
+        """This rank trained on so many more samples."""
+        self._measure(lambda meter: meter.samples(samples))
 
     def phase(self, name: str, seconds: float) -> None:
-        """A phase of a round is over."""
-        if self.prometheus:
-            self.prometheus.phase(name, seconds)
+        """A phase of the round is over."""
+        self._measure(lambda meter: meter.phase(name, seconds))
 
     def traffic(self, op: str, size: int, seconds: float) -> None:
-        """A collective is over."""
-        if self.prometheus:
-            self.prometheus.traffic(op, size, seconds)
+        """A collective is over; this rank handed in `size` bytes."""
+        self._measure(lambda meter: meter.traffic(op, size, seconds))
 
-    def checkpointed(self) -> None:
-        """A checkpoint was written."""
-        if self.prometheus:
-            self.prometheus.checkpointed()
+    def checkpointed(self, seconds: float) -> None:
+        """A checkpoint was completed; it took `seconds`."""
+        self.phase("checkpoint", seconds)
+        self._measure(lambda meter: meter.checkpointed())
+
+    def warn(self, words: str) -> None:
+        """A warning of the present round, to all sinks."""
+        self.write([WarningEvent(self._round, words)])
 
     def close(self) -> None:
-        """Close all sinks."""
-        for sink in (self.console, self.jsonl, self.prometheus):
-            if sink:
-                sink.close()
+        """Close all sinks, even when one of them fails to."""
+        for sink in self.sinks:
+            self._attempt(sink, sink.close)
+        self._measure(lambda meter: meter.close())
+
+    def _measure(self, act: Callable[[Meter], None]) -> None:
+        meter = self.meter
+        if meter is not None:
+            self._attempt(meter, lambda: act(meter))
+
+    def _attempt(self, sink: Sink, act: Callable[[], None]) -> None:
+        """Do it; the first failure of each sink is reported, none is raised."""
+        try:
+            act()
+        except Exception as error:
+            if id(sink) not in self._failed:
+                self._failed.add(id(sink))
+                with contextlib.suppress(Exception):  # stderr may be gone as well
+                    self._report(f"{type(sink).__name__} failed, the run goes on: {error!r}")
+
+
+def _is_of(event: Event, own: Collection[int] | None) -> bool:
+    return own is None or not isinstance(event, ClientEvent) or event.client in own

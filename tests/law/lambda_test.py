@@ -24,7 +24,7 @@ def at(p: float):
 def descend(
     rule: LambdaRule, B: float, A: float, log_var: torch.Tensor, p: float, lr: float, steps: int
 ):
-    """Plain gradient descent on the sigma loss with B and A held; the path of log_var [steps, 2]."""
+    """Plain gradient descent on the sigma loss with B and A held: path of log_var [steps, 2]."""
     base, align = torch.tensor(B, dtype=torch.float64), torch.tensor(A, dtype=torch.float64)
     path = []
     for _ in range(steps):

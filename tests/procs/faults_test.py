@@ -53,7 +53,7 @@ def test_torchrun_restarts_from_the_checkpoint(tmp_path: Path) -> None:
     assert process.returncode == 0, out[-3000:]
     assert runs.summary(tmp_path)["status"] == "completed"
     events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [e["round"] for e in events if e["event"] == "resume"][0] >= 1
+    assert next(e["round"] for e in events if e["event"] == "resume") >= 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

@@ -1,0 +1,37 @@
+"""What a sink is. Each kind has a file: jsonl.py, prometheus.py, console.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from fedcore.telemetry.events import Event
+
+Warn = Callable[[str], None]
+"""Told, in one sentence, of something that an operator should know."""
+
+
+class Sink(Protocol):
+    """Takes the events of a moment together, in order; a round's are its clients' and its own."""
+
+    def write(self, events: Sequence[Event]) -> None:
+        """Take these events."""
+
+    def close(self) -> None:
+        """No more events will come."""
+
+
+class Meter(Sink, Protocol):
+    """A sink that also takes this rank's plain numbers, many a round."""
+
+    def samples(self, n: int) -> None:
+        """n more samples were trained on."""
+
+    def traffic(self, op: str, size: int, seconds: float) -> None:
+        """A collective took `seconds`; this rank handed in `size` bytes."""
+
+    def phase(self, name: str, seconds: float) -> None:
+        """A phase of the round took `seconds`."""
+
+    def checkpointed(self) -> None:
+        """A checkpoint was completed just now."""

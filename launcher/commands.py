@@ -1,0 +1,172 @@
+"""`fedcore`: everything that is not a training process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from fedcore.config import RunConfig
+from fedcore.errors import FedError, ShardError
+from launcher import cli
+
+app = typer.Typer(
+    name="fedcore",
+    help="Prepare data for, look into and check federated runs. Training: launcher/main.py.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+shards = typer.Typer(help="Shards of client data: make, verify, show.", no_args_is_help=True)
+app.add_typer(shards, name="shards")
+
+P = ParamSpec("P")
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="a.b=value", help="Override a key (repeatable)."),
+]
+Config = Annotated[str, typer.Argument(help="A name in launcher/configs, or a YAML file.")]
+Place = Annotated[
+    str, typer.Argument(help="A folder of shards, or the configuration that uses them.")
+]
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """A user's mistake ends in one line and its exit code."""
+    try:
+        yield
+    except FedError as error:
+        typer.echo(f"fedcore: {error}", err=True)
+        raise typer.Exit(error.exit_code) from None
+
+
+def _plain(command: Callable[P, None]) -> Callable[P, None]:
+    @wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        with plain_errors():
+            command(*args, **kwargs)
+
+    return wrapped
+
+
+def _folder(place: str, overrides: list[str] | None) -> Path:
+    """The folder itself, or that of a configuration."""
+    from launcher import prepare
+
+    if (Path(place) / "manifest.json").is_file() or Path(place).is_dir():
+        return Path(place)
+    return prepare.store_dir(cli.load_config(place, overrides or []))
+
+
+@shards.command()
+@_plain
+def make(config: Config = "default", overrides: Overrides = None) -> None:
+    """Deal a dataset out to clients and write the shards, unless they are there already.
+
+    Example: fedcore shards make default --set data.alpha=0.5 --set clients.count=8
+    """
+    from launcher import prepare
+
+    chosen: RunConfig = cli.load_config(config, overrides or [])
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"shards of {chosen.data.source}", total=chosen.clients.count + 1)
+        folder = prepare.make(chosen, lambda name: bar.advance(task))
+    typer.echo(folder)
+
+
+@shards.command()
+@_plain
+def verify(place: Place = "default", overrides: Overrides = None) -> None:
+    """Hash every shard again and name each that is missing or damaged (exit code 3)."""
+    from data_shards.manifest import Manifest
+    from data_shards.read import problems
+
+    folder = _folder(place, overrides)
+    manifest = Manifest.load(folder)
+    found = problems(folder, manifest)
+    for problem in found:
+        typer.echo(f"{problem.shard}: {problem.problem}", err=True)
+    files = sum(len(part.shards) for part in (*manifest.clients, manifest.test))
+    if found:
+        raise ShardError(str(folder), f"{len(found)} of {files} shards are bad", "making them anew")
+    samples = sum(c.samples for c in manifest.clients)
+    typer.echo(f"{folder}: {files} shards, {samples} training samples, all as written")
+
+
+@shards.command()
+@_plain
+def show(place: Place = "default", overrides: Overrides = None) -> None:
+    """Which client holds how many samples of which class."""
+    from data_shards.manifest import Manifest
+
+    folder = _folder(place, overrides)
+    manifest = Manifest.load(folder)
+    classes = [str(c) for c in range(manifest.classes)]
+    wide = len(classes) > 20
+    columns = ["classes held"] if wide else classes
+    table = Table("client", "samples", *columns, title=f"{folder}: {manifest.source}")
+    for part in manifest.clients:
+        held = sum(n > 0 for n in part.label_counts)
+        cells = [str(held)] if wide else [str(n) if n else "·" for n in part.label_counts]
+        table.add_row(str(part.client), str(part.samples), *cells)
+    total = [str(manifest.test.samples)]
+    table.add_row("test", *total, *([""] if wide else map(str, manifest.test.label_counts)))
+    Console().print(table)
+
+
+@app.command()
+@_plain
+def algorithms() -> None:
+    """The declared algorithms: algorithm.name in a configuration."""
+    from fedcore.algorithms import ALGORITHMS
+
+    table = Table("name", "mode", "loss terms", "anchors", "read-out", "about")
+    for name, algorithm in ALGORITHMS:
+        table.add_row(
+            name,
+            algorithm.mode,
+            "\n".join(algorithm.term_names),
+            algorithm.anchor if algorithm.align else "",
+            algorithm.readout,
+            algorithm.about,
+        )
+    Console().print(table)
+
+
+@app.command()
+@_plain
+def doctor() -> None:
+    """Check what this machine has for fedcore; exit code 1 if something needed is missing."""
+    from launcher.doctor import checks
+
+    table = Table("", "check", "found", "way out")
+    found = checks()
+    for check in found:
+        mark = "[green]ok[/]" if check.ok else "[red]bad[/]" if check.needed else "-"
+        table.add_row(mark, check.name, check.detail, "" if check.ok else check.way_out)
+    Console().print(table)
+    if any(check.needed and not check.ok for check in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+@_plain
+def plot(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    out: Annotated[Path | None, typer.Option(help="Default: RUN/lambda.png.")] = None,
+) -> None:
+    """Draw lambda against its equilibrium, the losses and the accuracy of a run."""
+    from fedcore.telemetry.plots import plot_lambda
+
+    typer.echo(plot_lambda(run, out or run / "lambda.png"))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,73 @@
+"""Events of a run that never was."""
+
+from __future__ import annotations
+
+import math
+
+from fedcore.telemetry.events import ClientEvent, RoundEvent
+
+
+def client_event(client: int, round: int = 0, **changes: float) -> ClientEvent:
+    """A client whose lambda is client + 1."""
+    numbers = {
+        "base_loss": 1.5,
+        "align_loss": 0.25,
+        "lambda_raw": client + 1.0,
+        "lambda_effective": client + 1.0,
+        "lambda_equilibrium": 6.0,
+        "sigma_sq_local": 2.0,
+        "sigma_sq_align": 0.5,
+        "annealing_factor": 1.0,
+        "gradient_norm": 0.7,
+    }
+    return ClientEvent(
+        round=round, client=client, samples=100, terms={"supcon": 1.1}, **{**numbers, **changes}
+    )
+
+
+def round_event(round: int = 0, rounds: int = 10, **changes: object) -> RoundEvent:
+    """A round with one read-out at 0.9."""
+    fields: dict[str, object] = {
+        "progress": (round + 1) / rounds,
+        "annealing_factor": 0.5,
+        "accuracy": {"feature_ensemble": 0.9},
+        "prototype_std": 0.1,
+        "seconds": {"train": 1.0},
+        "samples_per_second": 1234.0,
+        "bytes_communicated": 4096,
+    }
+    return RoundEvent(round=round, rounds=rounds, **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def whole_run(clients: int = 8, rounds: int = 30) -> list[ClientEvent | RoundEvent]:
+    """A run in which lambda follows its equilibrium while the losses fall and s(p) anneals."""
+    events: list[ClientEvent | RoundEvent] = []
+    lam = [1 + 19 * k / clients for k in range(clients)]
+    for t in range(rounds):
+        s = (1 + math.cos(math.pi * t / rounds)) / 2
+        for k in range(clients):
+            base = 0.3 + (2 + 0.2 * k) * math.exp(-t / 6) + 0.03 * math.sin(t * (k + 1))
+            align = 0.02 * (1 + k / 3) + 0.8 * math.exp(-t / 5)
+            rest = s * base / align + 0.05
+            lam[k] += 0.3 * (rest - lam[k])
+            events.append(
+                client_event(
+                    k,
+                    t,
+                    base_loss=base,
+                    align_loss=align,
+                    lambda_raw=lam[k],
+                    lambda_effective=lam[k] * s,
+                    lambda_equilibrium=rest,
+                    annealing_factor=s,
+                )
+            )
+        rise = 1 - math.exp(-(t + 1) / 5)
+        accuracy = {
+            "feature_ensemble": 0.93 * rise,
+            "output_ensemble": 0.88 * rise,
+            "averaged": 0.7 * rise,
+            "local_mean": 0.55 * rise,
+        }
+        events.append(round_event(t, rounds, accuracy=accuracy, annealing_factor=s))
+    return events
