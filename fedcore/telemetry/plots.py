@@ -1,116 +1,173 @@
-"""Plots of a run, drawn from its metrics.jsonl alone."""
+"""How lambda, losses and accuracy went, drawn from metrics.jsonl alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+import numpy.typing as npt
 
-from fedcore.errors import ConfigError
-from fedcore.telemetry.jsonl import latest, read_events
+from fedcore.telemetry.history import Array, History, median, span
 
-Curves = NDArray[np.float64]
+if TYPE_CHECKING:  # loaded on use: it takes half a second
+    from matplotlib.axes import Axes
 
-
-def curves(clients: list[dict[str, Any]], key: str) -> Curves:
-    """One reading over clients and rounds [N, rounds]; NaN where a client took no part."""
-    ids = sorted({e["client"] for e in clients})
-    rounds = max(e["round"] for e in clients) + 1
-    table = np.full((len(ids), rounds), np.nan)
-    for event in clients:
-        value = event[key]
-        table[ids.index(event["client"]), event["round"]] = np.nan if value is None else value
-    return table
+# Okabe and Ito's colours, which colour-blind eyes tell apart
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+COLOURS = (BLUE, RED, GREEN, "#CC79A7", ORANGE, "#56B4E9", "#000000")
+STYLES = ("-", "--", ":", "-.")
+GREY, LINE = "#5f6368", "#c8ccd0"
+DASHED = (0, (4, 3))
+WIDE = 20.0  # max / min above which a range is drawn on a log scale
+DOTS = 30  # evaluations up to which each is marked
 
 
-def plot_lambda(run: Path, out: Path) -> Path:
-    """Lambda against its equilibrium, effective lambda, losses and accuracy; returns `out`."""
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class _Ink:
+    """What colour a run is drawn in: None = it is alone, and each quantity has its own."""
 
-    path = run / "metrics.jsonl"
-    if not path.is_file():
-        raise ConfigError("RUN", str(run), "a run directory with metrics.jsonl", "runs/<name>")
-    events = read_events(path)
-    clients, rounds = latest(events, "client"), latest(events, "round")
-    if not clients:
-        raise ConfigError("RUN", str(run), "a run with at least one round", "waiting for one")
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    axes = figure.subplots(2, 2)
-    _lambda_panel(axes[0, 0], clients)
-    _effective_panel(axes[0, 1], clients, rounds)
-    _loss_panel(axes[1, 0], clients)
-    _accuracy_panel(axes[1, 1], rounds)
-    for axis in axes.flat:
-        axis.set_xlabel("round")
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(run.name)
-    figure.savefig(out, dpi=110)
+    run: str
+    colour: str | None
+
+    def of(self, own: str) -> str:
+        return self.colour or own
+
+    def key(self, axes: Axes, own: str, style: Any, label: str) -> None:
+        """A legend entry for a quantity; grey when colours stand for runs."""
+        axes.plot([], [], color=GREY if self.colour else own, linestyle=style, label=label)
+
+
+def plot_lambda(run_dirs: Path | Sequence[Path], out: Path) -> Path:
+    """Draw lambda, s(p), losses and accuracy of runs into one picture (.png, .svg, .pdf): `out`.
+
+    A single run: a line for each client and a colour for each quantity. Several: a colour for each
+    run, and a band over its clients. Raises `ConfigError` for a run of which no round is recorded.
+    """
+    from matplotlib.figure import Figure  # no pyplot: it keeps state and may want a display
+
+    folders = [run_dirs] if isinstance(run_dirs, Path) else run_dirs
+    runs = [History.of(folder) for folder in folders]
+    figure = Figure(figsize=(9, 12), dpi=130, layout="constrained")
+    raw, effective, loss, accuracy = figure.subplots(4, 1, sharex=True, height_ratios=(5, 4, 4, 4))
+    right = effective.twinx()
+    for number, run in enumerate(runs):
+        ink = _Ink(run.name, COLOURS[number % len(COLOURS)] if len(runs) > 1 else None)
+        _draw_raw(raw, run, ink)
+        _draw_clients(effective, run, "lambda_effective", "effective λ", ink)
+        _draw_annealing(effective, right, run, ink)
+        _draw_losses(loss, run, ink)
+        _draw_accuracy(accuracy, run, ink)
+    for axes in (raw, effective, loss):
+        _scale(axes)
+    _dress(raw, "Weight of the alignment loss before annealing", "raw λ")
+    _dress(effective, "Weight as used in the loss, and the annealing factor", "effective λ")
+    _dress(loss, "Losses: median and range over clients", "loss")
+    _dress(accuracy, "Test accuracy by read-out", "accuracy")
+    accuracy.set_xlabel("round")
+    accuracy.xaxis.get_major_locator().set_params(integer=True)
+    figure.align_ylabels([raw, effective, loss, accuracy])
+    figure.suptitle(_title(runs), fontsize=13, fontweight="bold", x=0.09, ha="left")
+    figure.savefig(out)
     return out
 
 
-def _x(table: Curves) -> NDArray[np.int64]:
-    return np.arange(1, table.shape[1] + 1)
+def _title(runs: Sequence[History]) -> str:
+    if len(runs) > 1:
+        return "  ·  ".join(run.name for run in runs)
+    clients = len({r["client"] for r in runs[0].clients})
+    return f"{runs[0].name}: {clients} clients, {len(runs[0].rounds)} rounds"
 
 
-def _wide(table: Curves) -> bool:
-    """Whether a log scale reads better: positive, and over more than a factor of 30."""
-    seen = table[np.isfinite(table)]
-    return bool(len(seen)) and seen.min() > 0 and seen.max() / seen.min() > 30
+def _draw_raw(axes: Axes, run: History, ink: _Ink) -> None:
+    _draw_clients(axes, run, "lambda_raw", "raw λ", ink)
+    x, rest = run.per_client("lambda_equilibrium")
+    if ink.colour:
+        axes.plot(x, median(rest), color=ink.colour, linewidth=1.4, linestyle=DASHED)
+    else:
+        _threads(axes, x, rest, RED, DASHED)
+    ink.key(axes, RED, DASHED, "equilibrium λ*")
 
 
-def _lambda_panel(axis: Any, clients: list[dict[str, Any]]) -> None:
-    raw, rest = curves(clients, "lambda_raw"), curves(clients, "lambda_equilibrium")
-    axis.plot(_x(raw), raw.T, color="#0072B2", alpha=0.45, lw=1)
-    axis.plot(_x(raw), np.nanmedian(raw, 0), color="#0072B2", lw=2.5, label="raw λ, median")
-    median = np.nanmedian(rest, 0)
-    axis.plot(_x(rest), median, "--", color="#D55E00", lw=2, label="λ* at rest, median")
-    if _wide(np.concatenate([raw, rest])):
-        axis.set_yscale("log")
-    axis.set_title("raw λ of each client, and where it would rest")
-    axis.legend(frameon=False)
+def _draw_clients(axes: Axes, run: History, field: str, label: str, ink: _Ink) -> None:
+    """The median over clients, and around it each client or, among other runs, a band."""
+    x, values = run.per_client(field)
+    if ink.colour:
+        _band(axes, x, values, ink.colour)
+    else:
+        _threads(axes, x, values, BLUE, "-")
+        axes.plot([], [], color=BLUE, linewidth=0.9, alpha=0.6, label=f"{label}, each client")
+    name = ink.run if ink.colour else f"{label}, median"
+    axes.plot(x, median(values), color=ink.of(BLUE), linewidth=2.2, label=name)
 
 
-def _effective_panel(
-    axis: Any, clients: list[dict[str, Any]], rounds: list[dict[str, Any]]
-) -> None:
-    used = curves(clients, "lambda_effective")
-    axis.plot(_x(used), used.T, color="#009E73", alpha=0.45, lw=1)
-    axis.plot(_x(used), np.nanmedian(used, 0), color="#009E73", lw=2.5, label="used λ, median")
-    if _wide(used):
-        axis.set_yscale("log")
-    axis.set_title("λ that multiplied the align loss, and s(p)")
-    other = axis.twinx()
-    at = [e["round"] + 1 for e in rounds]
-    other.plot(at, [e["annealing_factor"] for e in rounds], ":", color="black", label="s(p)")
-    other.set_ylim(0, 1.05)
-    other.set_ylabel("s(p)")
-    other.spines["top"].set_visible(False)
-    handles = [*axis.get_lines()[-1:], *other.get_lines()]
-    axis.legend(handles, [h.get_label() for h in handles], frameon=False)
+def _threads(axes: Axes, x: Array, values: Array, colour: str, style: Any) -> None:
+    """A thin line for each client, fainter the more there are. values: [R, K]."""
+    alpha = float(np.clip(6 / max(values.shape[1], 1), 0.15, 0.6))
+    # a client drawn every few rounds has gaps: join what is there
+    for line in values.T:
+        seen = ~np.isnan(line)
+        axes.plot(x[seen], line[seen], color=colour, linewidth=0.9, linestyle=style, alpha=alpha)
 
 
-def _loss_panel(axis: Any, clients: list[dict[str, Any]]) -> None:
-    for key, color in (("base_loss", "#0072B2"), ("align_loss", "#CC79A7")):
-        table = curves(clients, key)
-        low, middle, high = np.nanquantile(table, [0, 0.5, 1], axis=0)
-        axis.fill_between(_x(table), low, high, color=color, alpha=0.15, lw=0)
-        axis.plot(_x(table), middle, color=color, lw=2, label=key.replace("_", " "))
-    axis.set_title("losses: median and range over clients")
-    axis.set_yscale("log")
-    axis.legend(frameon=False)
+def _band(axes: Axes, x: Array, values: Array, colour: str) -> None:
+    """Smallest to largest over clients. values: [R, K]."""
+    low, high = span(values)
+    axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
 
 
-def _accuracy_panel(axis: Any, rounds: list[dict[str, Any]]) -> None:
-    seen = [e for e in rounds if e["accuracy"]]
-    colors = iter(["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#555555"])
-    for name in seen[-1]["accuracy"] if seen else []:
-        values = [100 * e["accuracy"][name] for e in seen]
-        style = ":" if name.startswith("local_m") and name != "local_mean" else "-"
-        axis.plot([e["round"] + 1 for e in seen], values, style, color=next(colors), label=name)
-    axis.set_ylim(0, 100)
-    axis.set_ylabel("test accuracy, %")
-    axis.set_title("test accuracy by read-out")
-    axis.legend(frameon=False, fontsize=8)
+def _draw_annealing(axes: Axes, right: Axes, run: History, ink: _Ink) -> None:
+    """s(p), on a scale of its own at the right."""
+    x, factor = run.per_round("annealing_factor")
+    right.plot(x, factor, color=ink.of(GREY), linewidth=1.6, linestyle=":")
+    right.set_ylim(-0.03, 1.08)
+    right.set_ylabel("s(p)", color=GREY)
+    right.tick_params(colors=GREY, length=0)
+    right.spines[["top", "left", "bottom"]].set_visible(False)
+    right.spines["right"].set_color(LINE)
+    ink.key(axes, GREY, ":", "s(p), right scale")
+
+
+def _draw_losses(axes: Axes, run: History, ink: _Ink) -> None:
+    for kind, own, style in (("base", BLUE, "-"), ("align", ORANGE, "--")):
+        x, values = run.per_client(f"{kind}_loss")
+        _band(axes, x, values, ink.of(own))
+        axes.plot(x, median(values), color=ink.of(own), linewidth=2, linestyle=style)
+        ink.key(axes, own, style, kind)
+
+
+def _draw_accuracy(axes: Axes, run: History, ink: _Ink) -> None:
+    for number, name in enumerate(run.readouts()):
+        x, values = run.accuracy(name)
+        own, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
+        marker = "o" if len(x) <= DOTS else ""
+        pen: dict[str, Any] = {"linewidth": 1.8, "marker": marker, "markersize": 3}
+        axes.plot(x, values, color=ink.of(own), linestyle=style, **pen)
+        ink.key(axes, own, style, name.replace("_", " "))
+
+
+def _scale(axes: Axes) -> None:
+    """A log scale if all drawn values are positive and span a wide range, else a linear one."""
+    drawn = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()]
+    values: npt.NDArray[np.float64] = np.concatenate([np.empty(0), *drawn])
+    values = values[np.isfinite(values)]
+    if values.size and values.min() > 0 and values.max() > WIDE * values.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _dress(axes: Axes, title: str, unit: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10.5)
+    axes.set_ylabel(unit)
+    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(LINE)
+    axes.tick_params(color=LINE, which="both")
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))  # several runs name a quantity each
+    if once:
+        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.08, 1), "borderpad": 0}
+        axes.legend(list(once.values()), list(once), fontsize=8.5, frameon=False, **beside)

@@ -1,0 +1,86 @@
+"""One run's metrics.jsonl as arrays: what plots and reports start from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.errors import ConfigError
+from fedcore.telemetry.jsonl import last_of_each, read_events
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class History:
+    """The client and round records of one run, by round; R rounds, K clients."""
+
+    name: str
+    clients: list[dict[str, Any]]
+    rounds: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, run_dir: Path) -> History:
+        """From a run directory; `ConfigError` if no round is recorded there."""
+        path = run_dir / "metrics.jsonl"
+        if not path.is_file():
+            raise ConfigError("RUN", str(run_dir), "a run directory with metrics.jsonl", "runs/...")
+        records = last_of_each(read_events(path))
+        clients, rounds = (
+            sorted((r for r in records if r["event"] == kind), key=lambda r: int(r["round"]))
+            for kind in ("client", "round")
+        )
+        if not clients:
+            raise ConfigError("RUN", str(run_dir), "a run with a finished round", "again later")
+        return cls(run_dir.resolve().name, clients, rounds)
+
+    def per_client(self, field: str) -> tuple[Array, Array]:
+        """Rounds [R], counted from 1, and values [R, K], clients in id order; NaN = none."""
+        row = {r: i for i, r in enumerate(sorted({r["round"] for r in self.clients}))}
+        column = {k: i for i, k in enumerate(sorted({r["client"] for r in self.clients}))}
+        values = np.full((len(row), len(column)), np.nan)
+        for record in self.clients:
+            if record.get(field) is not None:
+                values[row[record["round"]], column[record["client"]]] = record[field]
+        return np.array(list(row), dtype=np.float64) + 1, values
+
+    def per_round(self, field: str) -> tuple[Array, Array]:
+        """Rounds [R], counted from 1, and their values [R]."""
+        return _columns([(r["round"] + 1, r.get(field)) for r in self.rounds])
+
+    def accuracy(self, readout: str) -> tuple[Array, Array]:
+        """Evaluated rounds, counted from 1, and the accuracy of a read-out in each."""
+        return _columns([(r["round"] + 1, r["accuracy"].get(readout)) for r in self.rounds])
+
+    def readouts(self) -> list[str]:
+        """Names of the read-outs, in the order of the file."""
+        return list(dict.fromkeys(name for r in self.rounds for name in r["accuracy"]))
+
+
+def _columns(pairs: Sequence[tuple[int, float | None]]) -> tuple[Array, Array]:
+    known = [pair for pair in pairs if pair[1] is not None]
+    table = np.array(known, dtype=np.float64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def median(values: Array) -> Array:
+    """Median [R] over the clients that have a value [R, K]; NaN where none has."""
+    return _over_known(values, np.nanmedian)
+
+
+def span(values: Array) -> tuple[Array, Array]:
+    """Smallest and largest [R] over the clients that have a value [R, K]; NaN where none has."""
+    return _over_known(values, np.nanmin), _over_known(values, np.nanmax)
+
+
+def _over_known(values: Array, function: Any) -> Array:
+    # numpy warns of a row that is all NaN: leave it out
+    known = ~np.isnan(values).all(axis=1)
+    result = np.full(len(values), np.nan)
+    result[known] = function(values[known], axis=1)
+    return result

@@ -1,0 +1,109 @@
+"""Does the operator see the run?"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fedcore.telemetry.catalogue import CATALOGUE
+from tests.procs import runs
+
+pytestmark = pytest.mark.procs
+
+
+def targets(run: Path) -> list[dict]:
+    return json.loads((run / "prometheus_targets.json").read_text())
+
+
+def clients_at(address: str) -> set[str]:
+    text = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
+    families = list(text_string_to_metric_families(text))
+    assert {f.name for f in families if f.name.startswith("fedcore")} <= {
+        m.full_name.removesuffix("_total").removesuffix("_info") for m in CATALOGUE.values()
+    }
+    lam = [f for f in families if f.name == "fedcore_lambda_effective"]
+    return {s.labels["client"] for f in lam for s in f.samples}
+
+
+def test_every_rank_shows_its_own_clients(tmp_path: Path) -> None:
+    words = ("--config", "smoke", "--set", "rounds=400", "clients.count=6", "data.alpha=1")
+    process = runs.start(3, tmp_path, *words)
+    try:
+        runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 1, "a first round")
+        addresses = [t["targets"][0] for t in targets(tmp_path)]
+        seen = [clients_at(address) for address in addresses]
+    finally:
+        process.terminate()
+        runs.finish(process, limit=60)
+    assert [t["labels"]["rank"] for t in targets(tmp_path)] == ["0", "1", "2"]
+    assert set().union(*seen) == {str(k) for k in range(6)}
+    assert sum(map(len, seen)) == 6
+    assert all(address.startswith("127.0.0.1:") for address in addresses)
+
+
+def test_a_port_in_use_falls_to_the_next_free_one_and_says_so(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        out = runs.run(0, tmp_path, "--config", "smoke", "--set", f"metrics.port={port}")
+    assert runs.summary(tmp_path)["status"] == "completed"
+    assert str(port) in out
+    assert targets(tmp_path)[0]["targets"] != [f"127.0.0.1:{port}"]
+
+
+@pytest.mark.prometheus
+def test_a_real_prometheus_scrapes_all_clients_of_eight_ranks(tmp_path: Path) -> None:
+    run, port = tmp_path / "run", free_port()
+    (tmp_path / "prometheus.yml").write_text(
+        "global: {scrape_interval: 1s}\n"
+        "scrape_configs:\n"
+        "  - job_name: fedcore\n"
+        f"    file_sd_configs: [{{files: ['{run}/prometheus_targets.json'], refresh_interval: 1s}}]\n"
+    )
+    server = subprocess.Popen(
+        [
+            "prometheus",
+            f"--config.file={tmp_path}/prometheus.yml",
+            f"--storage.tsdb.path={tmp_path}/tsdb",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    words = ("--config", "smoke", "--set", "rounds=4000", "clients.count=16", "data.alpha=10")
+    process = runs.start(8, run, *words)
+
+    def series() -> list[dict] | None:
+        query = urllib.parse.quote("fedcore_lambda_effective")
+        url = f"http://127.0.0.1:{port}/api/v1/query?query={query}"
+        try:
+            found = json.load(urllib.request.urlopen(url, timeout=5))["data"]["result"]
+        except OSError:
+            return None
+        return found if len(found) == 16 else None
+
+    try:
+        found = runs.wait_for(series, "all 16 clients in Prometheus", limit=90)
+    finally:
+        process.terminate()
+        runs.finish(process, limit=60)
+        server.terminate()
+        server.wait(timeout=30)
+    labels = [s["metric"] for s in found]
+    assert {m["client"] for m in labels} == {str(k) for k in range(16)}
+    assert {m["rank"] for m in labels} == {str(r) for r in range(8)}
+    assert {m["run"] for m in labels} == {"run"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
