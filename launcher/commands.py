@@ -165,7 +165,7 @@ def plot(
     """Draw lambda against its equilibrium, the losses and the accuracy of a run."""
     from fedcore.telemetry.plots import plot_lambda
 
-    typer.echo(plot_lambda(run, out or run / "lambda.png"))
+    typer.echo(plot_lambda([run], out or run / "lambda.png"))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # loaded on use: it takes half a second
 # Okabe and Ito's colours, which colour-blind eyes tell apart
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 COLOURS = (BLUE, RED, GREEN, "#CC79A7", ORANGE, "#56B4E9", "#000000")
-STYLES = ("-", "--", ":", "-.")
+STYLES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
 GREY, LINE = "#5f6368", "#c8ccd0"
 DASHED = (0, (4, 3))
 WIDE = 20.0  # max / min above which a range is drawn on a log scale

@@ -66,7 +66,8 @@ def test_a_real_prometheus_scrapes_all_clients_of_eight_ranks(tmp_path: Path) ->
         "global: {scrape_interval: 1s}\n"
         "scrape_configs:\n"
         "  - job_name: fedcore\n"
-        f"    file_sd_configs: [{{files: ['{run}/prometheus_targets.json'], refresh_interval: 1s}}]\n"
+        "    file_sd_configs:\n"
+        f"      - {{files: ['{run}/prometheus_targets.json'], refresh_interval: 1s}}\n"
     )
     server = subprocess.Popen(
         [
