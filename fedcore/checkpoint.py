@@ -189,13 +189,10 @@ class Checkpoint:
         sources = torch.tensor([at for at, _ in pairs])
         rows = torch.tensor([row for _, row in pairs])
         with safe_open(path, framework="pt") as file:
-            for name in flatten_names(state):
+            names = list(file.keys())
+            if any(name.startswith("memory/") for name in names) and not state.memory:
+                state.forget_momentum()
+            for name in names:
                 group, _, key = name.partition("/")
                 target = getattr(state, group)[key] if key else getattr(state, group)
                 target[rows.to(target.device)] = file.get_tensor(name)[sources].to(target)
-
-
-def flatten_names(state: ClientState) -> list[str]:
-    """The names that `flatten_state` gives, without copying."""
-    names = ["log_var", "steps"]
-    return names + [f"{group}/{k}" for group in GROUPS for k in getattr(state, group)]

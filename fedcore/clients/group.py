@@ -81,10 +81,12 @@ class ClientGroup:
         """All local epochs of this round for the participants of this rank."""
         if order.weights is not None:
             self.load(order.weights)
-        if not self.hyper.carry_momentum:
+        if not self.state.memory:
             self.state.forget_momentum()
         rows = [i for i, k in enumerate(self.clients) if k in order.participants]
         readings = [self._train_lane(lane, order, tick) for lane in self._lanes(rows)]
+        if not self.hyper.carry_momentum:  # neither held nor saved between rounds
+            self.state.memory = {}
         return self._upload(rows, readings)
 
     def load(self, weights: Tensors) -> None:

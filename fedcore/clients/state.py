@@ -19,32 +19,28 @@ class ClientState:
     params: Tensors  # each [K, ...]; encoder and prototypes
     buffers: Tensors  # each [K, ...]; batch-norm statistics
     log_var: Tensor  # [K, 2] log sigma^2 of (local, align)
-    memory: Tensors  # optimiser memory, keyed like params plus "log_var"; each [K, ...]
+    memory: Tensors  # optimiser memory, keyed like params plus "log_var"; empty between rounds
     steps: Tensor  # [K] int64, optimiser steps done since the start of the run
 
     @classmethod
     def start(
         cls, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], log_var: Tensor
     ) -> ClientState:
-        """K = len(log_var) copies of one model, with momentum zero."""
+        """K = len(log_var) copies of one model; no optimiser memory before the first round."""
         clients = len(log_var)
 
         def stack(tensors: Mapping[str, Tensor]) -> Tensors:
             return {k: v.detach().expand(clients, *v.shape).clone() for k, v in tensors.items()}
 
         stacked = stack(params)
-        state = cls(
-            stacked, stack(buffers), log_var.clone(), {}, torch.zeros(clients, dtype=torch.int64)
-        )
-        state.steps = state.steps.to(log_var.device)
-        state.forget_momentum()
-        return state
+        steps = torch.zeros(clients, dtype=torch.int64, device=log_var.device)
+        return cls(stacked, stack(buffers), log_var.clone(), {}, steps)
 
     def __len__(self) -> int:
         return len(self.steps)
 
     def forget_momentum(self) -> None:
-        """Set the optimiser memory to zero, as at the start of a round."""
+        """Start the optimiser memory at zero."""
         self.memory = {k: torch.zeros_like(v) for k, v in self.moved_tensors().items()}
 
     def moved_tensors(self) -> Tensors:

@@ -67,3 +67,56 @@ def test_filling_rows_count_in_no_loss() -> None:
             values.append(term(look(group.model, params, buffers, one, order.targets, False)))
         assert torch.isfinite(values[0])
         torch.testing.assert_close(values[0], values[1])
+
+
+def test_momentum_is_zero_at_each_round_unless_carried() -> None:
+    kept, dropped = (
+        toy_group("v14", [0], ToyData([20]), carry_momentum=carry) for carry in (True, False)
+    )
+    for group in (kept, dropped):
+        group.train(toy_order("v14", 0, [0]))
+    assert differences(kept.state, dropped.state) == 0.0
+    assert kept.state.memory
+    assert not dropped.state.memory
+    for group in (kept, dropped):
+        group.train(toy_order("v14", 1, [0]))
+    assert differences(kept.state, dropped.state) > 1e-6
+
+
+def test_training_follows_torch_sgd() -> None:
+    """local_step against torch's own optimiser, clip and autograd on one client, for an epoch."""
+    from fedcore.clients.step import look
+    from fedcore.schedule import progress
+
+    group, order = toy_group("v14", [0], ToyData([20])), toy_order("v14", 0, [0])
+    params = {k: v[0].clone().requires_grad_() for k, v in group.state.params.items()}
+    buffers = {k: v[0].clone() for k, v in group.state.buffers.items()}
+    log_var = group.state.log_var[0].clone().requires_grad_()
+    optimiser = torch.optim.SGD(
+        [{"params": list(params.values()), "lr": 0.05}, {"params": [log_var], "lr": 0.005}],
+        momentum=0.9,
+    )
+    for epoch in range(2):
+        at = progress(0, 2, epoch, 2, 1.0, like=log_var)
+        for batch in group.data.epoch([0], 0, epoch):
+            one = batch._replace(
+                images=batch.images[0], labels=batch.labels[0], weight=batch.weight[0]
+            )
+            view = look(group.model, params, buffers, one, order.targets, False)
+            base = sum(term(view) for term in group.algorithm.base)
+            align = group.algorithm.align[0](view)
+            lam = (log_var[0] - log_var[1]).exp().detach()
+            s = group.algorithm.rule.factor(at)
+            sigma = (
+                0.5 * (-log_var[0]).exp() * base.detach()
+                + 0.5 * (-log_var[1]).exp() * align.detach()
+            )
+            sigma = sigma + 0.5 * (log_var[0] + s * log_var[1])
+            optimiser.zero_grad()
+            (base + lam * align + sigma).backward()
+            torch.nn.utils.clip_grad_norm_([*params.values(), log_var], 1.0)
+            optimiser.step()
+    group.train(order)
+    for name, value in params.items():
+        torch.testing.assert_close(group.state.params[name][0], value.detach(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(group.state.log_var[0], log_var.detach(), rtol=0, atol=1e-9)

@@ -127,10 +127,10 @@ def test_a_run_directory_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path):
-    """A file system of 400 KB, or - where none may be mounted - nothing to test on."""
+    """A file system of 1 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
 

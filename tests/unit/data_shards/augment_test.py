@@ -1,0 +1,92 @@
+"""Do views do what torchvision's own operations do, row by row?"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torchvision.transforms.v2 import functional as tv
+
+from data_shards.augment import View, apply, draw, identity
+
+IMAGES = torch.rand(5, 3, 9, 9, generator=torch.Generator().manual_seed(0))
+
+
+def table(**columns: float) -> torch.Tensor:
+    """Parameters of the identity view with some columns changed."""
+    view = identity(5)
+    return torch.stack(view._replace(**{k: torch.full((5,), v) for k, v in columns.items()}), 1)
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(found, wanted, rtol=0, atol=atol)
+
+
+def test_the_identity_changes_nothing() -> None:
+    close(apply(IMAGES, table(), "natural"), IMAGES)
+
+
+def test_flip() -> None:
+    close(apply(IMAGES, table(scale_x=-1.0), "natural"), IMAGES.flip(3))
+
+
+def test_crop_is_torchvisions_resized_crop() -> None:
+    """The centre third of 9 pixels, back to 9x9."""
+    found = apply(IMAGES, table(scale_x=1 / 3, scale_y=1 / 3), "natural")
+    wanted = tv.resized_crop(IMAGES, 3, 3, 3, 3, [9, 9], antialias=False)
+    # torchvision repeats the border of the crop; here the pixels beside it are seen
+    close(found[..., 2:-2, 2:-2], wanted[..., 2:-2, 2:-2])
+
+
+def test_rotation_by_a_quarter_turn() -> None:
+    close(apply(IMAGES, table(angle=math.pi / 2), "digits"), IMAGES.rot90(1, (2, 3)), 1e-4)
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.0, 1.4])
+@pytest.mark.parametrize("operation", ["brightness", "contrast", "saturation"])
+def test_colour_operations_are_torchvisions(operation: str, factor: float) -> None:
+    found = apply(IMAGES, table(jitter=1.0, **{operation: factor}), "natural")
+    close(found, getattr(tv, f"adjust_{operation}")(IMAGES, factor), 1e-4)
+
+
+@pytest.mark.parametrize("turns", [-0.1, 0.05, 0.3])
+def test_hue_is_torchvisions(turns: float) -> None:
+    found = apply(IMAGES, table(jitter=1.0, hue=turns), "natural")
+    close(found, tv.adjust_hue(IMAGES, turns), 1e-4)
+
+
+def test_grey_is_torchvisions() -> None:
+    found = apply(IMAGES, table(grey=1.0), "natural")
+    close(found, tv.rgb_to_grayscale(IMAGES, num_output_channels=3), 1e-4)
+
+
+@pytest.mark.parametrize("kind", ["digits", "natural"])
+def test_rows_are_independent_and_drawn_by_seed(kind) -> None:
+    parameters = draw(torch.Generator().manual_seed(1), 5, kind)
+    assert torch.equal(parameters, draw(torch.Generator().manual_seed(1), 5, kind))
+    whole = apply(IMAGES, parameters, kind)
+    assert torch.equal(apply(IMAGES[2:4], parameters[2:4], kind), whole[2:4])
+    assert whole.min() >= 0
+    assert whole.max() <= 1 + 1e-5
+
+
+def test_draws_stay_in_their_ranges() -> None:
+    natural = View(*draw(torch.Generator().manual_seed(2), 4000, "natural").unbind(1))
+    area = natural.scale_x.abs() * natural.scale_y
+    assert area.min() > 0.19
+    assert area.max() <= 1
+    assert abs((natural.scale_x < 0).float().mean() - 0.5) < 0.05
+    assert abs(natural.jitter.mean() - 0.8) < 0.05
+    assert abs(natural.grey.mean() - 0.2) < 0.05
+    # the crop lies inside the image
+    assert (natural.shift_x.abs() + natural.scale_x.abs() <= 1 + 1e-5).all()
+    digits = View(*draw(torch.Generator().manual_seed(2), 4000, "digits").unbind(1))
+    assert (digits.scale_x > 0).all()  # never a mirrored digit
+    assert digits.angle.abs().max() <= math.pi / 18
+    assert digits.jitter.max() == 0
+
+
+def test_grey_images_have_no_colour_to_change() -> None:
+    images = IMAGES[:, :1]
+    close(apply(images, table(jitter=1.0, saturation=0.5, grey=1.0), "natural"), images)
