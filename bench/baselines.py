@@ -71,8 +71,8 @@ def main() -> None:
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT
         ).stdout.strip()
         head = (
-            f"# Numbers\n\nTest accuracy in %, mean ± standard deviation over {given.seeds} seeds, on "
-            f"1,000 held-out images of `mnist5k`; 16 clients, alpha 0.1. Made by "
+            f"# Numbers\n\nTest accuracy in %, mean ± standard deviation over {given.seeds} seeds, "
+            f"on 1,000 held-out images of `mnist5k`; 16 clients, alpha 0.1. Made by "
             f"`python bench/baselines.py` on {os.cpu_count()} CPU cores ({platform.machine()}), "
             f"commit {commit}.\n\n"
         )

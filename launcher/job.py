@@ -6,9 +6,11 @@ import os
 import sys
 import time
 import traceback
+from contextlib import closing
 from typing import Any
 
 from data_shards.manifest import Manifest
+from fedcore.clients.assign import balance
 from fedcore.errors import CollectiveError, FedError, Stopped, StorageError, Unexpected
 from fedcore.federation import Federation, Outcome
 from fedcore.server.comm import together
@@ -70,18 +72,17 @@ class Job:
                 store = prepare.ensure(self.config)
         with together(comm):
             manifest = Manifest.load(store)
+        samples = [part.samples for part in manifest.clients]
+        own = sum(samples[k] for k in balance(samples, comm.size)[comm.rank])
         self._say(self._title(here))
-        telemetry = telemetry_of(self.config, self.run, here)
-        for words in warnings(manifest, comm.size):
-            telemetry.warn(words)
-        try:
+        with closing(telemetry_of(self.config, self.run, own, here)) as telemetry:
+            for words in warnings(manifest, comm.size):
+                telemetry.warn(words)
             self.federation = build(self.config, store, here, telemetry, self.run.checkpoints)
             if entry.checkpoint:
                 with together(comm):
                     self.federation.resume(entry.checkpoint)
             self.federation.run()
-        finally:
-            telemetry.close()
         self._finish(here)
         return 0
 

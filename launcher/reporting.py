@@ -13,19 +13,24 @@ from fedcore.telemetry.jsonl import JsonlSink
 from fedcore.telemetry.prometheus import PrometheusSink
 from fedcore.telemetry.targets import write_targets
 from fedcore.telemetry.telemetry import Telemetry, to_stderr
-from launcher.rundir import RunDir
+from launcher.rundir import RunDir, storage
 from launcher.world import World
 
 
-def telemetry_of(config: RunConfig, run: RunDir, world: World) -> Telemetry:
-    """This rank's sinks; collective, since rank 0 writes all ranks' addresses for Prometheus."""
+def telemetry_of(config: RunConfig, run: RunDir, own: int, world: World) -> Telemetry:
+    """This rank's sinks (own: samples it holds).
+
+    Collective, since rank 0 writes all ranks' addresses for Prometheus.
+    """
     first = world.comm.rank == 0
     meter = _endpoint(config, run, world) if config.metrics.enabled else None
     if not first:
         return Telemetry((), meter)
     readout = resolve(config.algorithm).readout
-    console = ConsoleSink(config.rounds, config.algorithm.name, readout)
-    return Telemetry([console, JsonlSink(run.metrics, to_stderr)], meter)
+    console = ConsoleSink(
+        config.rounds, config.algorithm.name, readout, per_round=own * config.clients.local_epochs
+    )
+    return Telemetry([console, JsonlSink(run.metrics, to_stderr)], meter, tick=console.trained)
 
 
 def _endpoint(config: RunConfig, run: RunDir, world: World) -> PrometheusSink:
@@ -47,8 +52,10 @@ def _endpoint(config: RunConfig, run: RunDir, world: World) -> PrometheusSink:
         )
     mine = (world.place.rank, world.node, meter.address)
     everyone = [(r, n, a) for r, n, a in world.comm.gather_json(mine)]
-    if world.comm.rank == 0:
-        write_targets(run.targets, everyone, run.path.name)
+    with together(world.comm):
+        if world.comm.rank == 0:
+            with storage(run.path):
+                write_targets(run.targets, everyone, run.path.name)
     return meter
 
 

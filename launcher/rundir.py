@@ -8,6 +8,8 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -15,10 +17,10 @@ from typing import Any
 
 import torch
 
-from fedcore.checkpoint import Checkpoint, Checkpoints, write_atomically
+from fedcore.checkpoint import Checkpoint, write_atomically
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, StorageError
-from fedcore.server.comm import Comm, together
+from fedcore.server.comm import together
 from launcher.cli import Request
 from launcher.world import World
 
@@ -56,12 +58,12 @@ class RunDir:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json as a whole; `StorageError` if it cannot be written."""
-        with _storage(self.path):
+        with storage(self.path):
             write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
 
     def prepare(self, config: RunConfig, world: World) -> None:
         """Make the directory and store the configuration and the environment with the run."""
-        with _storage(self.path):
+        with storage(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / "summary.json").unlink(missing_ok=True)
             write_atomically(self.path / "config.yaml", config.dump())
@@ -69,20 +71,14 @@ class RunDir:
             write_atomically(self.path / "environment.json", facts)
 
 
-class _storage:  # noqa: N801 - reads as a verb in `with _storage(path):`
-    """OSError inside becomes a StorageError that names the directory and the space left."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise StorageError(
-                str(self.path), f"{error.strerror or error}", "another --run-dir, or freeing space"
-            ) from error
+@contextmanager
+def storage(path: Path) -> Iterator[None]:
+    """OSError inside becomes a `StorageError` that names the directory and the way out."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(str(path), reason, "another --run-dir, or freeing space") from error
 
 
 def environment(world: World) -> dict[str, Any]:
@@ -198,8 +194,3 @@ def _same_config(stored: dict[str, Any], config: RunConfig, where: str) -> None:
             f"the configuration of the run in {where}",
             "another --run-dir, or --resume never",
         )
-
-
-def checkpoints_of(run: RunDir, comm: Comm, keep: int) -> Checkpoints:
-    """The checkpoints of a run directory."""
-    return Checkpoints(run.checkpoints, comm, keep)

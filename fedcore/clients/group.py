@@ -103,13 +103,13 @@ class ClientGroup:
         where = torch.tensor(lane)
         part = self.state.take(where)
         ids = [self.clients[i] for i in lane]
-        samples = sum(self.data.samples(k) for k in ids)
+        sizes = [self.data.samples(k) for k in ids]
         for epoch in range(self.epochs):
             at = progress(
                 order.round, self.rounds, epoch, self.epochs, order.spread, like=part.log_var
             )
             total = _Total()
-            for batch in self.data.epoch(ids, order.round, epoch):
+            for number, batch in enumerate(self.data.epoch(ids, order.round, epoch)):
                 part, step = local_step(
                     self.model,
                     self.algorithm,
@@ -121,7 +121,8 @@ class ClientGroup:
                     self.autocast,
                 )
                 total.add(step, batch.active)
-            tick(samples)
+                rows = batch.labels.shape[1]
+                tick(sum(min(rows, max(0, n - number * rows)) for n in sizes))
         self.state.put(where, part)
         return lane, total.readings(part)
 

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedcore.telemetry.events import ClientEvent, Event, ResumeEvent, RoundEvent, WarningEvent
@@ -19,12 +19,21 @@ LINES = 20  # of rounds in a log; a run of no more rounds shows each
 
 
 class ConsoleSink:
-    """Shows rounds on `stream` (standard output if None). readout: the accuracy to show."""
+    """Shows rounds on `stream` (standard output if None). readout: the accuracy to show.
+
+    per_round: samples this rank trains on in a round, so that the bar also moves within one.
+    """
 
     def __init__(
-        self, rounds: int, algorithm: str, readout: str, stream: TextIO | None = None
+        self,
+        rounds: int,
+        algorithm: str,
+        readout: str,
+        stream: TextIO | None = None,
+        per_round: int = 0,
     ) -> None:
         self.rounds, self.algorithm, self.readout = rounds, algorithm, readout
+        self._per_round, self._done = per_round, 0.0
         self._stream = stream or sys.stdout
         self._bar: Progress | None = None
         if self._stream.isatty():
@@ -44,6 +53,14 @@ class ConsoleSink:
             elif isinstance(event, WarningEvent):
                 self._say(f"warning: {event.message}")
 
+    def trained(self, samples: int) -> None:
+        """Move the bar within the round; never beyond its end."""
+        if self._bar and self._per_round:
+            share = min(
+                1.0, self._bar.tasks[self._task].completed - self._done + samples / self._per_round
+            )
+            self._bar.update(self._task, completed=self._done + share)
+
     def close(self) -> None:
         """Leave the bar as it stands."""
         if self._bar:
@@ -60,6 +77,7 @@ class ConsoleSink:
 
     def _advance(self, done: int, words: str) -> None:
         if self._bar:
+            self._done = done
             self._bar.update(self._task, completed=done, words=words)
 
     def _say(self, words: str) -> None:
@@ -130,7 +148,7 @@ def _bar(stream: TextIO) -> Progress:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("round {task.completed:.1f}/{task.total}"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[words]}"),
         console=console_for(stream),

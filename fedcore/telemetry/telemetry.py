@@ -19,13 +19,18 @@ class Telemetry:
     """This rank's sinks.
 
     sinks: take every event (of rank 0: file and console). meter: takes this rank's clients only,
-    and its plain numbers. A sink that raises is told of once and tried again at the next write.
+    and its plain numbers. tick: told of samples as they are trained on. A sink that raises is
+    told of once and tried again at the next write.
     """
 
     def __init__(
-        self, sinks: Sequence[Sink] = (), meter: Meter | None = None, report: Warn = to_stderr
+        self,
+        sinks: Sequence[Sink] = (),
+        meter: Meter | None = None,
+        report: Warn = to_stderr,
+        tick: Callable[[int], None] = lambda samples: None,
     ) -> None:
-        self.sinks, self.meter, self._report = tuple(sinks), meter, report
+        self.sinks, self.meter, self._report, self._tick = tuple(sinks), meter, report, tick
         self._round = 0
         self._failed: set[int] = set()
 
@@ -38,6 +43,7 @@ class Telemetry:
 
     def trained(self, samples: int) -> None:
         """This rank trained on so many more samples."""
+        self._tick(samples)
         self._measure(lambda meter: meter.samples(samples))
 
     def phase(self, name: str, seconds: float) -> None:

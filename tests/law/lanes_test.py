@@ -120,3 +120,11 @@ def test_training_follows_torch_sgd() -> None:
     for name, value in params.items():
         torch.testing.assert_close(group.state.params[name][0], value.detach(), rtol=0, atol=1e-9)
     torch.testing.assert_close(group.state.log_var[0], log_var.detach(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_every_sample_is_counted_once_an_epoch(width: int) -> None:
+    counted: list[int] = []
+    group = toy_group("v14", [0, 1, 2, 3], ToyData(SIZES), width=width)
+    group.train(toy_order("v14", 0, [0, 1, 3]), counted.append)
+    assert sum(counted) == 2 * (20 + 9 + 1)
