@@ -13,7 +13,7 @@ PROMETHEUS := $(shell command -v prometheus 2>/dev/null)
 DESELECT   := not gpu$(if $(PROMETHEUS),, and not prometheus)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check law procs format bench clean
+.PHONY: help setup run smoke test check law procs gpu format bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ law: $(READY) ## closed forms, lanes, partitions, resume
 
 procs: $(READY) ## tests with real processes
 	$(BIN)/python -m pytest -m "procs and $(DESELECT)"
+
+gpu: $(READY) ## tests that need CUDA devices
+	$(BIN)/python -m pytest -m gpu
 
 format: $(READY) ## format and mend what ruff can
 	$(BIN)/ruff format .

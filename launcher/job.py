@@ -36,15 +36,16 @@ class Job:
             self.world = world.join(self.config, self.lost)
             code = self._work(self.world)
         except FedError as error:
-            code = self._end_badly(error)
+            code = self._end_badly(error, isinstance(error, CollectiveError))
         except Exception as error:
             traceback.print_exc()
-            code = self._end_badly(Unexpected(self._rank, f"{type(error).__name__}: {error}"))
+            told = Unexpected(self._rank, f"{type(error).__name__}: {error}")
+            code = self._end_badly(told, alone=True)
         return code
 
     def lost(self, error: CollectiveError) -> None:
         """A peer is gone: end this process from the watch's thread; the main one may be waiting."""
-        code = self._end_badly(error)
+        code = self._end_badly(error, alone=True)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -94,8 +95,8 @@ class Job:
         self._show(summary)
         here.leave(together=True)
 
-    def _end_badly(self, error: FedError) -> int:
-        alone = isinstance(error, CollectiveError)  # then rank 0 may be the one that is gone
+    def _end_badly(self, error: FedError, alone: bool) -> int:
+        """Tell, and leave a summary. alone: not all ranks met it; rank 0 may be the lost one."""
         if self._rank == 0 or alone:
             print(f"fedcore: {error}", file=sys.stderr, flush=True)
             self._leave_summary(error)
@@ -106,6 +107,8 @@ class Job:
     def _leave_summary(self, error: FedError) -> None:
         if not self._prepared:  # a run that never began leaves the directory as it was
             return
+        if isinstance(error, CollectiveError) and self.run.read_summary():
+            return  # the rank that failed first has left its own: that is the cause
         try:
             self.run.write_summary(self._summary(error.status, error.exit_code, str(error)))
         except StorageError as storage:

@@ -169,3 +169,29 @@ def test_wrong_words_end_with_code_2_and_one_message(tmp_path: Path) -> None:
     alone = runs.start(0, tmp_path, "--set", "data.alpha=0")
     runs.finish(alone)
     assert alone.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("clients.width=4",), ("precision=bf16",), ("precision=fp64", "model.feature_dim=12")],
+    ids=["lanes", "bf16", "fp64"],
+)
+def test_settings_that_change_how_a_run_computes(words: tuple[str, ...], tmp_path: Path) -> None:
+    found = runs.completed(0, tmp_path, "--config", "smoke", "--set", *words)
+    assert found["accuracy"]["output_ensemble"] > 0.8
+
+
+def test_clients_without_samples_or_with_one_class_are_named_and_trained(tmp_path: Path) -> None:
+    words = ("--config", "smoke", "--set", "clients.count=40", "data.alpha=0.005", "rounds=1")
+    out = runs.run(3, tmp_path, *words)
+    found = runs.summary(tmp_path)
+    assert found["status"] == "completed", out[-3000:]
+    assert "clients without samples, left out: " in out
+    assert "clients with one class only: " in out
+    clients = [
+        json.loads(line)
+        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+        if '"event": "client"' in line
+    ]
+    assert 0 < len(clients) < 40
+    assert all(c["base_loss"] is not None for c in clients)
