@@ -1,0 +1,59 @@
+"""Do the commands and links in README and docs exist?"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcore.algorithms import ALGORITHMS
+from fedcore.objective.terms import TERMS
+from launcher import cli
+from launcher.build import check_names
+from launcher.commands import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCKS = {page.name: re.findall(r"```\w*\n(.*?)```", page.read_text(), re.S) for page in PAGES}
+LINES = sorted(
+    {line.strip() for blocks in BLOCKS.values() for b in blocks for line in b.splitlines()}
+)
+
+
+@pytest.mark.parametrize("line", [x for x in LINES if "launcher/main.py" in x])
+def test_a_training_command_parses_and_names_real_things(line: str) -> None:
+    words = shlex.split(line.partition("launcher/main.py")[2], comments=True)
+    check_names(cli.parse(words).config)
+
+
+@pytest.mark.parametrize("line", [x for x in LINES if x.startswith("fedcore ")])
+def test_a_fedcore_command_exists(line: str) -> None:
+    words = [w for w in shlex.split(line)[1:4] if not w.startswith("-")]
+    names = words[:2] if words[0] == "shards" else words[:1]
+    assert CliRunner().invoke(app, [*names, "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize("line", [x for x in LINES if x.startswith("make ")])
+def test_a_make_target_exists(line: str) -> None:
+    target = line.split()[1]
+    assert re.search(rf"^{target}:.*## ", (ROOT / "Makefile").read_text(), re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.names())
+def test_every_algorithm_is_in_the_tables(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "README.md").read_text()
+    assert f"`{name}`" in (ROOT / "docs" / "algorithms.md").read_text()
+
+
+def test_every_loss_term_is_explained() -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    assert all(f"`{name}`" in text for name in TERMS.names())
