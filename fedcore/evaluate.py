@@ -87,12 +87,64 @@ SINGLE = ("averaged", "local_mean", "local_min", "local_max")
 """Read-outs that are no ensemble: the averaged model, and each client alone."""
 
 
+class Tally:
+    """Everything a test run adds up, in one integer buffer, so that one all-reduce is enough.
+
+    First the sums of the ensembles, read-out by read-out, then plain counts of right answers: of
+    each client alone, and of the averaged model.
+    """
+
+    def __init__(
+        self, m: int, prototypes: Tensor, clients: list[int], device: torch.device
+    ) -> None:
+        classes, width = prototypes.shape
+        self.m, self.clients, self.prototypes = m, clients, prototypes.to(device)
+        self.offsets: dict[str, int] = {}
+        size = 0
+        for name, readout in READOUTS:
+            self.offsets[name] = size
+            size += m * (width if readout.over == "features" else classes)
+        self._counts = size
+        self.sums = ExactSum(size + len(clients) + 1, 2.0, device)
+
+    def add(self, seen: Seen, weight: float, start: int) -> None:
+        """One client's contributions for the samples from `start` on."""
+        for name, readout in READOUTS:
+            values = readout.contribution(seen)
+            self.sums.add(values, weight, self.offsets[name] + start * values.shape[1])
+
+    def count_client(self, client: int, hits: Tensor) -> None:
+        """Right answers of a client alone."""
+        self.sums.total[self._counts + self.clients.index(client)] = hits
+
+    def count_averaged(self, hits: Tensor) -> None:
+        """Right answers of the averaged model on this rank's share of the samples."""
+        self.sums.total[-1] = hits
+
+    def accuracy(self, total: Tensor, labels: Tensor) -> dict[str, float]:
+        """Accuracy by read-out from the integers of all ranks."""
+        found = {}
+        ends = [*list(self.offsets.values())[1:], self._counts]
+        for (name, readout), end in zip(READOUTS, ends, strict=True):
+            part = self.sums.value(total[self.offsets[name] : end]).view(self.m, -1)
+            right = readout.predict(part, self.prototypes) == labels.to(part.device)
+            found[name] = int(right.sum()) / self.m
+        alone = total[self._counts : -1].double() / self.m
+        return found | {
+            "averaged": int(total[-1]) / self.m,
+            "local_mean": float(alone.mean()),
+            "local_min": float(alone.min()),
+            "local_max": float(alone.max()),
+        }
+
+
 class Evaluator:
     """Accuracy by read-out, the same on every rank."""
 
     def __init__(self, comm: Comm, model: ProtoHead, test: TestData, seed: int, chunk: int) -> None:
         self.comm, self.model, self.test, self.seed, self.chunk = comm, model, test, seed, chunk
 
+    @torch.no_grad()
     def __call__(
         self,
         group: ClientGroup,
@@ -105,70 +157,44 @@ class Evaluator:
         weights: w_k of every client of the run that has trained, summing to 1.
         prototypes: G [C, D]. averaged: the averaged model's tensors.
         """
-        labels, m = self.test.labels, len(self.test.labels)
-        classes, width = prototypes.shape
-        sizes = {name: m * (width if r.over == "features" else classes) for name, r in READOUTS}
-        ids = sorted(weights)
-        sums = ExactSum(sum(sizes.values()) + len(ids) + 1, 2.0, self.comm.device)
-        correct = sums.total[
-            sum(sizes.values()) :
-        ]  # plain counts: clients, then the averaged model
-        for row, client in enumerate(group.clients):
-            if client in weights:
-                tensors = {k: v[row] for k, v in group.state.model_tensors().items()}
-                hits = self._add_client(sums, tensors, client, weights[client], m)
-                correct[ids.index(client)] = hits
-        correct[-1] = self._hits_of_slice(averaged)
-        total = self.comm.sum(sums.total)
-        accuracy = {}
-        offset = 0
-        for name, readout in READOUTS:
-            part = sums.value(total[offset : offset + sizes[name]]).view(m, -1)
-            predicted = readout.predict(part, prototypes.to(part.device))
-            accuracy[name] = float((predicted == labels.to(part.device)).sum()) / m
-            offset += sizes[name]
-        local = total[offset:-1].double() / m
-        accuracy["averaged"] = int(total[-1]) / m
-        accuracy["local_mean"] = float(local.mean())
-        accuracy["local_min"], accuracy["local_max"] = float(local.min()), float(local.max())
-        return accuracy
+        labels = self.test.labels
+        tally = Tally(len(labels), prototypes, sorted(weights), self.comm.device)
+        self.model.eval()
+        try:
+            for row, client in enumerate(group.clients):
+                if client in weights:
+                    tensors = {k: v[row] for k, v in group.state.model_tensors().items()}
+                    self._add_client(tally, tensors, client, weights[client])
+            tally.count_averaged(self._hits_of_slice(averaged))
+        finally:
+            self.model.train()
+        return tally.accuracy(self.comm.sum(tally.sums.total), labels)
 
     def _features(self, tensors: Tensors, images: Tensor) -> Tensor:
         embedding = functional_call(self.model, tensors, images)
         return F.normalize(embedding.to(tensors["prototypes"].dtype), dim=1)
 
-    @torch.no_grad()
-    def _add_client(
-        self,
-        sums: ExactSum,
-        tensors: Tensors,
-        client: int,
-        weight: float,
-        m: int,
-    ) -> Tensor:
-        """Add one client's contributions to all read-outs; its number of right answers alone."""
+    def _add_client(self, tally: Tally, tensors: Tensors, client: int, weight: float) -> None:
         own = tensors["prototypes"]
-        draws = generator(self.seed, client, 0, "noise image")
-        noise_image = torch.randn(1, *self.test.shape, generator=draws, dtype=torch.float64)
+        noise = self._features(tensors, self._noise_image(client).to(own.device, own.dtype))[0]
         hits = torch.zeros((), dtype=torch.int64, device=own.device)
-        self.model.eval()
-        noise = self._features(tensors, noise_image.to(own.device, own.dtype))[0]
         start = 0
         for images in self.test.chunks(self.chunk):
             features = self._features(tensors, images)
             seen = Seen(features, features @ own.T, noise)
-            offset = 0
-            for _, readout in READOUTS:
-                values = readout.contribution(seen)
-                sums.add(values, weight, offset + start * values.shape[1])
-                offset += m * values.shape[1]
-            here = self.test.labels[start : start + len(images)].to(own.device)
-            hits += (seen.logits.argmax(1) == here).sum()
+            tally.add(seen, weight, start)
+            hits += (seen.logits.argmax(1) == self._labels(start, len(images), own)).sum()
             start += len(images)
-        self.model.train()
-        return hits
+        tally.count_client(client, hits)
 
-    @torch.no_grad()
+    def _noise_image(self, client: int) -> Tensor:
+        """Gaussian noise as network input [1, ...], drawn once per (seed, client)."""
+        draws = generator(self.seed, client, 0, "noise image")
+        return torch.randn(1, *self.test.shape, generator=draws, dtype=torch.float64)
+
+    def _labels(self, start: int, count: int, like: Tensor) -> Tensor:
+        return self.test.labels[start : start + count].to(like.device)
+
     def _hits_of_slice(self, averaged: Tensors) -> Tensor:
         """Right answers of the averaged model on this rank's slice of the test set.
 
@@ -176,12 +202,9 @@ class Evaluator:
         """
         own = averaged["prototypes"]
         hits = torch.zeros((), dtype=torch.int64, device=own.device)
-        self.model.eval()
         starts = range(0, len(self.test.labels), self.chunk)[self.comm.rank :: self.comm.size]
         for start in starts:
-            stop = min(start + self.chunk, len(self.test.labels))
-            for images in self.test.chunks(self.chunk, start, stop):
+            for images in self.test.chunks(self.chunk, start, start + self.chunk):
                 predicted = (self._features(averaged, images) @ own.T).argmax(1)
-                hits += (predicted == self.test.labels[start:stop].to(own.device)).sum()
-        self.model.train()
+                hits += (predicted == self._labels(start, len(images), own)).sum()
         return hits

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -78,10 +77,11 @@ class Federation:
         """All remaining rounds. Raises `Stopped` after a checkpoint when asked to stop."""
         for round in range(self.outcome.rounds, self.config.rounds):
             if self._asked_to_stop():
-                raise Stopped(round, str(self._save(round)))
+                self._save(round)
+                raise Stopped(round, str(self.checkpoints.folder / "latest"))
             self._round(round)
             if (round + 1) % self.config.checkpoint.every == 0 or self._last(round):
-                self._save(round + 1)
+                self._try_to_save(round + 1)
         self._sign()
         return self.outcome
 
@@ -99,7 +99,8 @@ class Federation:
         self.outcome = Outcome(**facts["outcome"])
         for round in range(self.outcome.rounds):
             self._trained |= self._participants(round)
-        self._saved = self.outcome.rounds
+        if checkpoint.folder.parent == self.checkpoints.folder:
+            self._saved = self.outcome.rounds
         self.telemetry.write([ResumeEvent(self.outcome.rounds, str(checkpoint.folder))])
 
     def _round(self, round: int) -> None:
@@ -206,11 +207,19 @@ class Federation:
         for phase, seconds in self._seconds.items():
             out.phase_seconds[phase] = out.phase_seconds.get(phase, 0.0) + seconds
 
-    def _save(self, round: int) -> Path:
-        """A checkpoint of the state before `round`. A full disk is told, and the run goes on."""
-        state, path = self.server.state, self.checkpoints.folder / f"round_{round:05d}"
+    def _try_to_save(self, round: int) -> None:
+        """A checkpoint; if the disk is full it is told, and the run goes on."""
+        try:
+            self._save(round)
+        except StorageError as error:
+            message = f"no checkpoint of round {round}: {error}. Older ones stay; the run goes on"
+            self.telemetry.write([WarningEvent(round, message)])
+
+    def _save(self, round: int) -> None:
+        """A checkpoint of the state before `round`, unless there is one."""
         if self._saved == round:
-            return path
+            return
+        state = self.server.state
         tensors = {"prototypes": state.prototypes, "anchors": self.server.anchors}
         tensors |= {f"weights/{k}": v for k, v in (state.weights or {}).items()}
         facts = {
@@ -220,15 +229,9 @@ class Federation:
             "outcome": self.outcome.facts(),
         }
         began = time.monotonic()
-        try:
-            self.checkpoints.save(round, self.group.clients, self.group.state, tensors, facts)
-        except StorageError as error:
-            message = f"no checkpoint of round {round}: {error}. Older ones stay; the run goes on"
-            self.telemetry.write([WarningEvent(round, message)])
-            return self.checkpoints.folder
+        self.checkpoints.save(round, self.group.clients, self.group.state, tensors, facts)
         self._saved = round
         self.telemetry.checkpointed(time.monotonic() - began)
-        return path
 
     def _sign(self) -> None:
         """SHA-256 of prototypes and parameters in client-id order: equal on any number of ranks."""

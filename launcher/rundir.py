@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from fedcore.checkpoint import Checkpoint, write_atomically
 from fedcore.config import RunConfig
@@ -65,10 +66,24 @@ class RunDir:
         """Make the directory and store the configuration and the environment with the run."""
         with storage(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            self._lock()
             (self.path / "summary.json").unlink(missing_ok=True)
             write_atomically(self.path / "config.yaml", config.dump())
             facts = json.dumps(environment(world), indent=1) + "\n"
             write_atomically(self.path / "environment.json", facts)
+
+    def _lock(self) -> None:
+        """Keep other runs out of this directory for as long as this process lives."""
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            busy = "a directory that no running job writes to"
+            raise ConfigError("--run-dir", str(self.path), busy, "another --run-dir") from None
+        _HELD.append(lock)
+
+
+_HELD: list[FileLock] = []  # a lock is released when its object is gone
 
 
 @contextmanager
