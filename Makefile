@@ -10,7 +10,8 @@ export OMP_NUM_THREADS ?= 1
 
 # tests that need a part which this machine lacks are deselected, and it is said
 PROMETHEUS := $(shell command -v prometheus 2>/dev/null)
-DESELECT   := not gpu$(if $(PROMETHEUS),, and not prometheus)
+ROOT       := $(filter 0,$(shell id -u))
+DESELECT   := not gpu$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run smoke test check law procs gpu format bench clean
@@ -33,6 +34,7 @@ smoke: ## a small federation in half a minute, 2 processes
 
 test: $(READY) ## the whole test suite
 	@test -n "$(PROMETHEUS)" || echo "prometheus is not installed: its scrape test is left out"
+	@test -n "$(ROOT)" || echo "not root: the full-disk test, which mounts a small disk, is left out"
 	$(BIN)/python -m pytest -m "$(DESELECT)" $(ARGS)
 
 check: $(READY) ## the gate before a commit: format, lint, types, floors, unit and law tests

@@ -135,6 +135,7 @@ def small_disk(tmp_path: Path):
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.root
 def test_a_full_disk_is_told_and_loses_nothing(small_disk: Path) -> None:
     """Room for the first checkpoints, not for all: the run goes on and completes."""
     words = ("--config", "smoke", "--set", "checkpoint.keep=10", "rounds=4")
