@@ -72,13 +72,20 @@ class Place:
 
 
 def _first_slurm_host(nodes: str) -> str:
-    command = ["scontrol", "show", "hostnames", nodes]
+    """Address of the first node of a step, as Slurm itself reaches it: names need not resolve."""
+    first = _scontrol("hostnames", nodes).split()[0]
+    fields = dict(w.split("=", 1) for w in _scontrol("node", first).split() if "=" in w)
+    return fields.get("NodeAddr", first)
+
+
+def _scontrol(*words: str) -> str:
+    command = ["scontrol", "show", *words]
     try:
         out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         # a guess such as localhost would make every node its own world
         raise ConfigError("MASTER_ADDR", None, "the first node's address", "exporting it") from None
-    return out.stdout.split()[0]
+    return out.stdout
 
 
 @dataclass
