@@ -25,8 +25,8 @@ RUNS = {
     "v14": ["--config", "default"],
     "v4": ["--config", "default", "--set", "algorithm.name=v4"],
     "fedavg, one round": ["--config", "fedavg", "--set", "rounds=1", "clients.local_epochs=20"],
-    "fedavg, ten rounds": ["--config", "fedavg"],
     "central": ["--config", "central"],
+    "fedavg, ten rounds": ["--config", "fedavg"],
 }
 
 
