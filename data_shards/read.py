@@ -110,7 +110,11 @@ class ShardedData:
         dtype: torch.dtype,
         augment: bool,
     ) -> None:
-        self.batch_size, self.views, self.seed, self.device = batch_size, views, seed, device
+        # rows are the same for all clients, so that a lane's company changes nothing; more rows than
+        # the largest client of the run has samples would be filling only
+        largest = max((part.samples for part in manifest.clients), default=1)
+        self.batch_size = max(1, min(batch_size, largest))
+        self.views, self.seed, self.device = views, seed, device
         self.kind, self.augment = manifest.kind, augment
         self.normalise = Normalise(manifest, device, dtype)
         self._parts = {k: manifest.clients[k] for k in clients}

@@ -134,14 +134,15 @@ class Checkpoints:
         for old in complete[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
 
-    def latest(self) -> Checkpoint | None:
-        """The newest checkpoint, or None; the same on every rank (read by rank 0)."""
-        name = None
-        if self.comm.rank == 0:
-            pointer = self.folder / "latest"
-            name = pointer.read_text().strip() if pointer.is_file() else None
-        name = self.comm.gather_json(name)[0]
-        return Checkpoint(self.folder / name) if name else None
+
+def newest(folder: Path) -> Path | None:
+    """The checkpoint to go on from: what `latest` points at, else the last complete one."""
+    pointer = folder / "latest"
+    named = [folder / pointer.read_text().strip()] if pointer.is_file() else []
+    for candidate in [*named, *sorted(folder.glob("round_*"), reverse=True)]:
+        if (candidate / "index.json").is_file():
+            return candidate
+    return None
 
 
 class Checkpoint:

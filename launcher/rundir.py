@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fedcore.checkpoint import Checkpoint, write_atomically
+from fedcore.checkpoint import Checkpoint, newest, write_atomically
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, StorageError
 from fedcore.server.comm import together
@@ -170,21 +170,19 @@ def _look(request: Request, run: RunDir, world: World) -> dict[str, Any]:
     if run.path.exists() and (run.path / "config.yaml").is_file():
         stored = RunConfig.load(run.path / "config.yaml")
         _same_config(stored.decisive(), request.config, str(run.path))
-    pointer = run.checkpoints / "latest"
-    newest = str(run.checkpoints / pointer.read_text().strip()) if pointer.is_file() else None
-    return {"finished": done, "checkpoint": newest}
+    found = newest(run.checkpoints)
+    return {"finished": done, "checkpoint": str(found) if found else None}
 
 
 def _checkpoint_in(folder: Path) -> Path:
     """The checkpoint that DIR of `--resume DIR` is or, as a run directory, holds as its latest."""
     if (folder / "index.json").is_file():
         return folder
-    pointer = folder / "checkpoints" / "latest"
-    if not pointer.is_file():
-        raise ConfigError(
-            "--resume", str(folder), "a checkpoint or run directory", "--resume never"
-        )
-    return pointer.parent / pointer.read_text().strip()
+    found = newest(folder / "checkpoints")
+    if found is None:
+        want = "a checkpoint or run directory"
+        raise ConfigError("--resume", str(folder), want, "--resume never")
+    return found
 
 
 def _set_aside(path: Path) -> None:

@@ -73,6 +73,8 @@ def resolve(config: AlgorithmConfig) -> Algorithm:
             changes[group] = tuple(TERMS.get(name) for name in names)
     algorithm = replace(declared, **changes, rule=_resolve_rule(declared.rule, config.rule))
     ANCHORS.get(algorithm.anchor)
+    if not algorithm.base:
+        raise ConfigError("algorithm.base", [], "at least one loss term", "[cross_entropy]")
     unused = set(config.terms) - set(algorithm.term_names)
     if unused:
         name = sorted(unused)[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedcore.checkpoint import Checkpoint, Checkpoints
+from fedcore.checkpoint import Checkpoint, Checkpoints, newest
 from fedcore.errors import ConfigError, ShardError, StorageError
 from fedcore.server.comm import LocalComm
 from tests.toy import ToyData, toy_group, toy_order
@@ -31,8 +31,9 @@ def save(folder: Path, round: int, clients: list[int] | None = None, keep: int =
 
 def test_clients_come_back_in_any_company(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    checkpoint = Checkpoints(tmp_path, LocalComm(), 2).latest()
-    assert checkpoint is not None
+    folder = newest(tmp_path)
+    assert folder is not None
+    checkpoint = Checkpoint(folder)
     for clients in ([2, 0], [1], []):
         fresh, wanted = toy_group("v14", clients, DATA), trained(clients)
         checkpoint.load_into(fresh.state, clients)
@@ -76,7 +77,7 @@ def test_a_write_that_fails_leaves_the_older_one(
 def test_half_a_directory_of_a_dead_writer_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / ".round_00001.part").mkdir()
     (tmp_path / ".round_00001.part" / "junk").write_text("x")
-    assert Checkpoints(tmp_path, LocalComm(), 2).latest() is None
+    assert newest(tmp_path) is None
     assert not (save(tmp_path, 1) / "junk").exists()
 
 
@@ -107,3 +108,16 @@ def test_an_index_this_version_cannot_read(tmp_path: Path, index: str) -> None:
 def test_the_index_names_every_client_once(tmp_path: Path) -> None:
     index = json.loads((save(tmp_path, 1) / "index.json").read_text())
     assert [c for entry in index["clients"] for c in entry["clients"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("pointer", [None, "round_00099", ""])
+def test_without_a_good_pointer_the_last_complete_one_is_taken(
+    tmp_path: Path, pointer: str | None
+) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    (tmp_path / "round_00003").mkdir()  # no index: not complete
+    (tmp_path / "latest").unlink()
+    if pointer is not None:
+        (tmp_path / "latest").write_text(pointer)
+    assert newest(tmp_path) == tmp_path / "round_00002"

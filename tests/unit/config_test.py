@@ -49,6 +49,7 @@ def test_a_mistake_names_key_value_and_way_out(override: str, words: list[str]) 
         ("algorithm.name=v41", ["algorithm.name", "'v41'", "Try v4"]),
         ("algorithm.anchor=eft", ["algorithm.anchor", "Try etf"]),
         ("algorithm.base=[crossentropy]", ["Try cross_entropy"]),
+        ("algorithm.base=[]", ["algorithm.base", "at least one"]),
         ("algorithm.terms={supcom: {temperature: 1}}", ["algorithm.terms", "supcom", "Try supcon"]),
         ("algorithm.terms={supcon: {temp: 1}}", ["algorithm.terms.supcon.temp", "Try temperature"]),
         ("algorithm.rule.anneal=cosinus", ["algorithm.rule.anneal", "Try cosine"]),

@@ -162,6 +162,13 @@ def test_a_single_sample_fills_its_batch_with_different_views(folder: Path) -> N
     assert len({tuple(row.flatten().tolist()) for row in batch.images[0].flatten(0, 1)}) == 8
 
 
+def test_no_batch_is_larger_than_the_largest_client(folder: Path) -> None:
+    source = data(folder, [3], batch=10_000)
+    (batch,) = source.epoch([3], 0, 0)
+    assert batch.labels.shape == (1, 11)
+    assert batch.weight.sum() == 1
+
+
 def test_a_client_gets_the_same_batches_in_any_lane(folder: Path) -> None:
     source = data(folder, [0, 2, 3])
     alone = {k: list(source.epoch([k], 4, 1)) for k in (0, 2, 3)}
