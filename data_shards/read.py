@@ -110,8 +110,8 @@ class ShardedData:
         dtype: torch.dtype,
         augment: bool,
     ) -> None:
-        # rows are the same for all clients, so that a lane's company changes nothing; more rows than
-        # the largest client of the run has samples would be filling only
+        # rows are the same for all clients, so that a lane's company changes nothing; more rows
+        # than the largest client of the run has samples would be filling only
         largest = max((part.samples for part in manifest.clients), default=1)
         self.batch_size = max(1, min(batch_size, largest))
         self.views, self.seed, self.device = views, seed, device
