@@ -92,17 +92,23 @@ def _natural(u: Tensor) -> View:
 def apply(images: Tensor, parameters: Tensor, kind: Kind) -> Tensor:
     """Views of images [R, channels, H, W] in 0...1, row by row; the same shape and range."""
     view = View(*parameters.unbind(1))
-    images = _warp(images, view)
+    images = _warp(images, view, kind)
     return _colour(images, view) if kind == "natural" and images.shape[1] == 3 else images
 
 
-def _warp(images: Tensor, view: View) -> Tensor:
-    """Crop, flip, shift and rotation as one bilinear sampling; zero outside the image."""
+def _warp(images: Tensor, view: View, kind: Kind) -> Tensor:
+    """Crop, flip, shift and rotation as one bilinear sampling.
+
+    Outside a digit there is its black ground. A natural crop never leaves the image, but its
+    outermost samples lie beyond the last pixel's centre: they repeat that pixel, as torchvision
+    does, since mixing in black would darken the rim of every enlarged crop at an edge.
+    """
+    outside = "zeros" if kind == "digits" else "border"
     cos, sin = view.angle.cos(), view.angle.sin()
     first = torch.stack([view.scale_x * cos, -view.scale_y * sin, view.shift_x], 1)
     second = torch.stack([view.scale_x * sin, view.scale_y * cos, view.shift_y], 1)
     grid = F.affine_grid(torch.stack([first, second], 1), list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, padding_mode="zeros", align_corners=False)
+    return F.grid_sample(images, grid, padding_mode=outside, align_corners=False)
 
 
 def _grey(images: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedcore.errors import ShardError
 
@@ -36,6 +36,16 @@ class Part(Record):
     label_counts: tuple[int, ...]  # [C]
     shards: tuple[Shard, ...]
 
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        in_shards = sum(shard.samples for shard in self.shards)
+        if not self.samples == in_shards == sum(self.label_counts):
+            raise ValueError(
+                f"{self.samples} samples, but {in_shards} in its shards "
+                f"and {sum(self.label_counts)} labels"
+            )
+        return self
+
 
 class ClientPart(Part):
     """One client's shards."""
@@ -56,6 +66,17 @@ class Manifest(Record):
     partition: dict[str, Any]  # the settings it was dealt out with
     clients: tuple[ClientPart, ...]
     test: Part
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        # clients are looked up by position: another order would hand out other people's samples
+        if [part.client for part in self.clients] != list(range(len(self.clients))):
+            raise ValueError("clients are not numbered 0, 1, 2, ... in order")
+        if any(len(part.label_counts) != self.classes for part in (*self.clients, self.test)):
+            raise ValueError(f"label_counts are not all of {self.classes} classes")
+        if not len(self.mean) == len(self.std) == self.shape[0]:
+            raise ValueError(f"mean and std are not of {self.shape[0]} channels")
+        return self
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:

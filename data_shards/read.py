@@ -44,16 +44,26 @@ def problems(folder: Path, manifest: Manifest) -> list[ShardError]:
 def check(folder: Path, shard: Shard) -> Path:
     """The shard's path; `ShardError` naming the file if it is missing or not what was written."""
     path = folder / shard.file
-    if not path.is_file():
-        raise ShardError(str(path), "missing shard", WAY_OUT)
-    if path.stat().st_size != shard.bytes:
-        problem = f"truncated or altered: {path.stat().st_size} bytes, want {shard.bytes}"
-        raise ShardError(str(path), problem, WAY_OUT)
-    found = sha256_of(path)
-    if found != shard.sha256:
-        problem = f"damaged: sha256 {found[:12]}..., want {shard.sha256[:12]}..."
+    try:
+        problem = _difference(path, shard)
+    except FileNotFoundError:
+        problem = "missing shard"
+    except OSError as error:  # a failing disk, no permission
+        problem = f"cannot be read: {error.strerror or error}"
+    if problem:
         raise ShardError(str(path), problem, WAY_OUT)
     return path
+
+
+def _difference(path: Path, shard: Shard) -> str:
+    """How a file differs from what was written; empty if it does not."""
+    size = path.stat().st_size
+    if size != shard.bytes:
+        return f"truncated or altered: {size} bytes, want {shard.bytes}"
+    found = sha256_of(path)
+    if found != shard.sha256:
+        return f"damaged: sha256 {found[:12]}..., want {shard.sha256[:12]}..."
+    return ""
 
 
 def read_part(folder: Path, part: Part, shape: tuple[int, int, int]) -> Samples:
@@ -75,6 +85,13 @@ def read_part(folder: Path, part: Part, shape: tuple[int, int, int]) -> Samples:
         problem = f"{row} samples, want {part.samples}"
         raise ShardError(str(folder / part.shards[0].file), problem, WAY_OUT)
     return Samples(images, labels)
+
+
+def _held(samples: Samples) -> Samples:
+    """The samples; of a client without any, one blank image that its inactive steps may show."""
+    if len(samples.labels):
+        return samples
+    return Samples(samples.images.new_zeros(1, *samples.images.shape[1:]), torch.zeros(1).long())
 
 
 class Normalise:
@@ -119,7 +136,7 @@ class ShardedData:
         self.normalise = Normalise(manifest, device, dtype)
         self._parts = {k: manifest.clients[k] for k in clients}
         self._samples = {
-            k: Samples(*(x.to(device) for x in read_part(folder, part, manifest.shape)))
+            k: Samples(*(x.to(device) for x in _held(read_part(folder, part, manifest.shape))))
             for k, part in self._parts.items()
         }
 
@@ -143,7 +160,7 @@ class ShardedData:
 
     def _order(self, client: int, round: int, epoch: int) -> Tensor:
         draws = generator(self.seed, client, round, "shuffle", epoch)
-        return torch.randperm(self.samples(client), generator=draws)
+        return torch.randperm(len(self._samples[client].labels), generator=draws)
 
     def _batch(
         self, clients: Sequence[int], orders: list[Tensor], round: int, epoch: int, step: int
@@ -155,7 +172,7 @@ class ShardedData:
             rows = self._send(order[at % len(order)])  # cyclically: filling is the client's own
             images.append(held.images[rows])
             labels.append(held.labels[rows])
-            weight.append(at < len(order))
+            weight.append(at < self.samples(client))
         active = torch.tensor([step < self.steps(k) for k in clients])
         stacked = self._views(torch.stack(images), clients, round, epoch, step)
         return Batch(

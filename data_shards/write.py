@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_shards.manifest import NAME, ClientPart, Manifest, Part, Shard
-from data_shards.sources import Arrays, Source
+from data_shards.sources import Arrays, Source, checked
 from fedcore.errors import StorageError
 
 SHARD_BYTES = 64 * 2**20  # of image data in one tar
@@ -38,22 +38,31 @@ def write(
 ) -> Manifest:
     """Write all shards of a partition into `folder`, which appears only when complete.
 
-    tick is told the name of each part that is done. Raises `StorageError` when the disk is full or
-    not writable; nothing is left then.
+    tick is told the name of each part that is done. Raises `ShardError` for arrays that cannot be
+    trained on, `StorageError` when the disk is full or not writable; nothing is left then.
     """
     work = folder.with_name(f".{folder.name}.part")
     try:
         shutil.rmtree(work, ignore_errors=True)  # of a writer that died: we hold the lock
         work.mkdir(parents=True)
         manifest = _write_all(work, name, source, train, test, parts, settings, tick)
-        (work / NAME).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        _write_manifest(work / NAME, manifest)
         shutil.rmtree(folder, ignore_errors=True)
         work.rename(folder)
     except OSError as error:
-        shutil.rmtree(work, ignore_errors=True)
         reason = error.strerror or str(error)
         raise StorageError(str(folder), reason, "another data.store, or freeing space") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)  # renamed away, unless something went wrong
     return manifest
+
+
+def _write_manifest(path: Path, manifest: Manifest) -> None:
+    """On the disk before the folder takes its name: an empty manifest would look complete."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(manifest.model_dump_json(indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _write_all(
@@ -66,7 +75,7 @@ def _write_all(
     settings: dict[str, Any],
     tick: Tick,
 ) -> Manifest:
-    classes = source.classes or int(max(train.labels.max(), test.labels.max())) + 1
+    classes = checked(name, source, train, test)
     mean, std = channel_statistics(train.images)
     clients = []
     for client, indices in enumerate(parts):

@@ -65,10 +65,16 @@ def _folder(place: str, overrides: list[str] | None) -> Path:
     return prepare.store_dir(cli.load_config(place, overrides or []))
 
 
-@shards.command()
+def _sources() -> str:
+    from data_shards.sources import SOURCES
+
+    return "Sources (data.source): " + "; ".join(f"{name}: {s.about}" for name, s in SOURCES)
+
+
+@shards.command(epilog=_sources())
 @_plain
 def make(config: Config = "default", overrides: Overrides = None) -> None:
-    """Deal a dataset out to clients and write the shards, unless they are there already.
+    """Deal a dataset out to clients and write the shards, unless they are there and undamaged.
 
     Example: fedcore shards make default --set data.alpha=0.5 --set clients.count=8
     """
@@ -77,7 +83,7 @@ def make(config: Config = "default", overrides: Overrides = None) -> None:
     chosen: RunConfig = cli.load_config(config, overrides or [])
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"shards of {chosen.data.source}", total=chosen.clients.count + 1)
-        folder = prepare.make(chosen, lambda name: bar.advance(task))
+        folder = prepare.make(chosen, lambda name: bar.advance(task), repair=True)
     typer.echo(folder)
 
 
@@ -85,7 +91,7 @@ def make(config: Config = "default", overrides: Overrides = None) -> None:
 @_plain
 def verify(place: Place = "default", overrides: Overrides = None) -> None:
     """Hash every shard again and name each that is missing or damaged (exit code 3)."""
-    from data_shards.manifest import Manifest
+    from data_shards.manifest import WAY_OUT, Manifest
     from data_shards.read import problems
 
     folder = _folder(place, overrides)
@@ -95,7 +101,7 @@ def verify(place: Place = "default", overrides: Overrides = None) -> None:
         typer.echo(f"{problem.shard}: {problem.problem}", err=True)
     files = sum(len(part.shards) for part in (*manifest.clients, manifest.test))
     if found:
-        raise ShardError(str(folder), f"{len(found)} of {files} shards are bad", "making them anew")
+        raise ShardError(str(folder), f"{len(found)} of {files} shards are bad", WAY_OUT)
     samples = sum(c.samples for c in manifest.clients)
     typer.echo(f"{folder}: {files} shards, {samples} training samples, all as written")
 
@@ -111,13 +117,13 @@ def show(place: Place = "default", overrides: Overrides = None) -> None:
     classes = [str(c) for c in range(manifest.classes)]
     wide = len(classes) > 20
     columns = ["classes held"] if wide else classes
-    table = Table("client", "samples", *columns, title=f"{folder}: {manifest.source}")
-    for part in manifest.clients:
+    table = Table("client", "samples", "kB", *columns, title=f"{folder}: {manifest.source}")
+    named = [(str(part.client), part) for part in manifest.clients]
+    for name, part in [*named, ("test", manifest.test)]:
         held = sum(n > 0 for n in part.label_counts)
         cells = [str(held)] if wide else [str(n) if n else "·" for n in part.label_counts]
-        table.add_row(str(part.client), str(part.samples), *cells)
-    total = [str(manifest.test.samples)]
-    table.add_row("test", *total, *([""] if wide else map(str, manifest.test.label_counts)))
+        size = sum(shard.bytes for shard in part.shards)
+        table.add_row(name, str(part.samples), str(round(size / 1000)), *cells)
     Console().print(table)
 
 

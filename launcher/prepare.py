@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from filelock import FileLock
 
 from data_shards.manifest import NAME, Manifest
 from data_shards.partition import partition
+from data_shards.read import problems
 from data_shards.sources import SOURCES, Split
 from data_shards.write import Tick, write
 from fedcore.config import RunConfig
@@ -44,30 +48,59 @@ def store_dir(config: RunConfig) -> Path:
     return config.data.store / name
 
 
-def make(config: RunConfig, tick: Tick = lambda name: None) -> Path:
+def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Path:
     """The folder of shards, made unless it is there already; safe with many callers at once.
 
-    Raises `ShardError` for a folder of that name with other settings.
+    repair: hash what is there, and make it anew if a shard or the manifest is damaged. Raises
+    `ShardError` for a folder of that name with other settings, `StorageError` without room.
     """
     folder = store_dir(config)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(str(folder), str(error), "another data.store") from error
-    with FileLock(folder.with_name(f".{folder.name}.lock")):
-        if (folder / NAME).is_file():
-            _same_settings(config, folder)
-            return folder
-        source = SOURCES.get(config.data.source)
-        train = source.load(config.data.root, Split.TRAIN)
-        test = source.load(config.data.root, Split.TEST)
-        parts = partition(train.labels, config.data, config.clients.count, config.partition_seed)
-        write(folder, config.data.source, source, train, test, parts, settings(config), tick)
+    if _is_good(config, folder, repair):  # before the lock: a shared store may be read-only
+        return folder
+    with _alone(folder):
+        if not _is_good(config, folder, repair):  # another process may have made it meanwhile
+            _write(config, folder, tick)
     return folder
 
 
-def _same_settings(config: RunConfig, folder: Path) -> None:
-    found, wanted = Manifest.load(folder).partition, settings(config)
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the lock beside the folder."""
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except OSError as error:
+        raise StorageError(str(folder), str(error), "another data.store") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
+    data, source = config.data, SOURCES.get(config.data.source)
+    train, test = source.load(data.root, Split.TRAIN), source.load(data.root, Split.TEST)
+    parts = partition(train.labels, data, config.clients.count, config.partition_seed)
+    write(folder, data.source, source, train, test, parts, settings(config), tick)
+
+
+def _is_good(config: RunConfig, folder: Path, repair: bool) -> bool:
+    """Whether the shards are there; with `repair` also whether each is as it was written."""
+    if not (folder / NAME).is_file():
+        return False
+    try:
+        manifest = Manifest.load(folder)
+    except ShardError:
+        if repair:
+            return False
+        raise
+    _same_settings(config, folder, manifest)
+    return not (repair and problems(folder, manifest))
+
+
+def _same_settings(config: RunConfig, folder: Path, manifest: Manifest) -> None:
+    found, wanted = manifest.partition, settings(config)
     if found != wanted:
         problem = f"was made with {found}, this configuration wants {wanted}"
         raise ShardError(str(folder), problem, "another data.store, or removing that folder")
@@ -78,9 +111,25 @@ def ensure(config: RunConfig) -> Path:
     folder = store_dir(config)
     source = SOURCES.get(config.data.source)
     if not source.bundled and not (folder / NAME).is_file():
-        command = "`fedcore shards make CONFIG` with the run's --set values"
-        raise ShardError(str(folder), "no shards of this configuration", command)
+        raise ShardError(str(folder), "no shards of this configuration", f"`{command(config)}`")
     return make(config)
+
+
+def command(config: RunConfig) -> str:
+    """The line that makes exactly these shards, whatever file the configuration came from."""
+    data = config.data
+    values: dict[str, Any] = {
+        "data.source": data.source,
+        "data.root": data.root,
+        "data.store": data.store,
+        "data.partition": data.partition,
+        "data.alpha": data.alpha,
+        "data.labels_per_client": data.labels_per_client,
+        "data.seed": config.partition_seed,
+        "clients.count": config.clients.count,
+    }
+    words = [f"--set {shlex.quote(f'{k}={v}')}" for k, v in values.items() if v is not None]
+    return " ".join(["fedcore shards make default", *words])
 
 
 def shape_and_classes(config: RunConfig) -> tuple[tuple[int, int, int], int]:

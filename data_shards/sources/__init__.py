@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcore.errors import ShardError
 from fedcore.registry import Registry
 
 Kind = Literal["digits", "natural"]
@@ -52,6 +53,27 @@ class Source:
 
 
 SOURCES: Registry[Source] = Registry("data.source", "data_shards.sources")
+
+MOST_CLASSES = 100_000  # a label above it is an identifier, and a prototype each would not fit
+
+
+def checked(name: str, source: Source, train: Arrays, test: Arrays) -> int:
+    """The number of classes C; `ShardError` if the two splits cannot be trained on."""
+    for split, (images, labels) in (("training", train), ("test", test)):
+        if not len(labels) or len(images) != len(labels):
+            problem = f"{len(images)} images and {len(labels)} labels in the {split} split"
+            raise ShardError(name, problem, "as many labels as images, at least one")
+    if train.images.shape[1:] != test.images.shape[1:]:
+        problem = f"images {list(train.images.shape[1:])}, but test {list(test.images.shape[1:])}"
+        raise ShardError(name, problem, "training and test images of one shape")
+    low = int(min(train.labels.min(), test.labels.min()))
+    high = int(max(train.labels.max(), test.labels.max()))
+    classes = source.classes or high + 1
+    if low < 0 or high >= classes or not 2 <= classes <= MOST_CLASSES:
+        problem = f"labels {low}...{high} for {classes} classes"
+        raise ShardError(name, problem, "labels 0...C-1 of at least two classes")
+    return classes
+
 
 SPLIT_SEED = 20_240_101  # of the split below: a constant of the dataset, not of a run
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ from data_shards.sources import SOURCES, Arrays, Source, Split
 from fedcore.errors import ConfigError, ShardError
 
 KEYS = "x_train, y_train, x_test, y_test"
+# what numpy and zipfile raise for a file that is missing, cut short, damaged or no .npz
+UNREADABLE = (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error)
 
 
 def load(root: Path | None, split: Split) -> Arrays:
@@ -23,7 +27,7 @@ def load(root: Path | None, split: Split) -> Arrays:
     try:
         with np.load(root, allow_pickle=False) as file:
             images, labels = file[f"x_{split.value}"], file[f"y_{split.value}"]
-    except (OSError, ValueError, KeyError) as error:
+    except UNREADABLE as error:
         raise ShardError(str(root), str(error).strip("'\""), f"a .npz file with {KEYS}") from None
     return Arrays(_as_channels_first(root, images), _as_labels(root, labels, len(images)))
 
@@ -36,6 +40,8 @@ def _as_channels_first(root: Path, images: NDArray[np.generic]) -> NDArray[np.ui
         images = images[:, None]
     elif images.shape[-1] in (1, 3) and images.shape[1] not in (1, 3):
         images = images.transpose(0, 3, 1, 2)
+    if images.shape[1] not in (1, 3):  # [M, H, W, 4] would else be taken for H channels
+        raise ShardError(str(root), f"images are {list(images.shape)}", "1 or 3 channels")
     return np.ascontiguousarray(images, dtype=np.uint8)
 
 

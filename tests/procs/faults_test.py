@@ -45,9 +45,10 @@ def test_a_frozen_rank_ends_all_others(tmp_path: Path) -> None:
 
 
 def test_torchrun_restarts_from_the_checkpoint(tmp_path: Path) -> None:
-    words = ("--config", "smoke", "--set", "rounds=6")
+    words = ("--config", "smoke", "--set", "rounds=6", "clients.local_epochs=6")
     process = runs.start(2, tmp_path, *words, torchrun=("--max-restarts=1",))
-    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 2, "two rounds")
+    latest = tmp_path / "checkpoints" / "latest"
+    runs.wait_for(latest.is_file, "a first checkpoint")
     os.kill(runs.rank_pids(process.pid)[1], signal.SIGKILL)
     out = runs.finish(process)
     assert process.returncode == 0, out[-3000:]

@@ -26,7 +26,7 @@ def clients_at(address: str) -> set[str]:
     text = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
     families = list(text_string_to_metric_families(text))
     assert {f.name for f in families if f.name.startswith("fedcore")} <= {
-        m.full_name.removesuffix("_total").removesuffix("_info") for m in CATALOGUE.values()
+        m.full_name.removesuffix("_total") for m in CATALOGUE.values()
     }
     lam = [f for f in families if f.name == "fedcore_lambda_effective"]
     return {s.labels["client"] for f in lam for s in f.samples}

@@ -12,7 +12,8 @@ from tests.procs import runs
 
 pytestmark = pytest.mark.procs
 
-ONE_SHOT = ("--config", "smoke", "--set", "clients.count=6", "data.alpha=0.3", "rounds=3")
+ONE_SHOT = ("--config", "smoke", "--set", "clients.count=6", "data.alpha=0.3", "rounds=4")
+ONE_SHOT += ("clients.local_epochs=4",)
 FEDAVG = (*ONE_SHOT, "algorithm.name=fedavg", "clients.per_round=4")
 PROOF = ("prototypes_sha256", "parameters_sha256", "accuracy", "lambda_effective")
 
@@ -41,7 +42,8 @@ def test_a_killed_rank_and_a_resume_on_other_ranks_agree(
     words: tuple[str, ...], alone: dict, tmp_path: Path
 ) -> None:
     process = runs.start(2, tmp_path, *words)
-    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 1, "a first round")
+    latest = tmp_path / "checkpoints" / "latest"
+    runs.wait_for(latest.is_file, "a first checkpoint")
     os.kill(runs.rank_pids(process.pid)[1], signal.SIGKILL)
     out = runs.finish(process, limit=60)
     broken = runs.summary(tmp_path)

@@ -39,6 +39,19 @@ def test_crop_is_torchvisions_resized_crop() -> None:
     close(found[..., 2:-2, 2:-2], wanted[..., 2:-2, 2:-2])
 
 
+def test_a_natural_crop_at_the_edge_is_not_darkened() -> None:
+    """The upper left third: its outer rim repeats the image's, as in torchvision."""
+    corner = {"scale_x": 1 / 3, "scale_y": 1 / 3, "shift_x": -2 / 3, "shift_y": -2 / 3}
+    found = apply(IMAGES, table(**corner), "natural")
+    wanted = tv.resized_crop(IMAGES, 0, 0, 3, 3, [9, 9], antialias=False)
+    close(found[..., :-2, :-2], wanted[..., :-2, :-2])
+
+
+def test_beside_a_digit_there_is_black_ground() -> None:
+    ones = torch.ones(5, 1, 9, 9)
+    assert (apply(ones, table(shift_x=1.0), "digits")[..., -4:] == 0).all()
+
+
 def test_rotation_by_a_quarter_turn() -> None:
     close(apply(IMAGES, table(angle=math.pi / 2), "digits"), IMAGES.rot90(1, (2, 3)), 1e-4)
 
