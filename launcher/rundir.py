@@ -66,24 +66,25 @@ class RunDir:
         """Make the directory and store the configuration and the environment with the run."""
         with storage(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock()
+            _HELD.append(alone_in(self.path))  # for as long as this process lives
             (self.path / "summary.json").unlink(missing_ok=True)
             write_atomically(self.path / "config.yaml", config.dump())
             facts = json.dumps(environment(world), indent=1) + "\n"
             write_atomically(self.path / "environment.json", facts)
 
-    def _lock(self) -> None:
-        """Keep other runs out of this directory for as long as this process lives."""
-        lock = FileLock(self.path / ".lock")
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            busy = "a directory that no running job writes to"
-            raise ConfigError("--run-dir", str(self.path), busy, "another --run-dir") from None
-        _HELD.append(lock)
-
 
 _HELD: list[FileLock] = []  # a lock is released when its object is gone
+
+
+def alone_in(path: Path) -> FileLock:
+    """The lock that keeps other jobs out of a run directory; `ConfigError` if one is in there."""
+    lock = FileLock(path / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        busy = "a directory that no running job writes to"
+        raise ConfigError("--run-dir", str(path), busy, "another --run-dir") from None
+    return lock
 
 
 @contextmanager
@@ -189,6 +190,8 @@ def _set_aside(path: Path) -> None:
     """Rename an existing run directory to the first free `<name>.1`, `.2`, ...: nothing is lost."""
     if not path.exists() or not any(path.iterdir()):
         return
+    with storage(path):
+        alone_in(path).release()  # not the directory of a job that runs
     number = 1
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1

@@ -202,10 +202,11 @@ def test_clients_without_samples_or_with_one_class_are_named_and_trained(tmp_pat
 def test_a_second_job_in_the_same_run_directory_is_refused(tmp_path: Path) -> None:
     first = runs.start(0, tmp_path, *LONG)
     runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 1, "a first round")
-    second = runs.start(0, tmp_path, *LONG)
-    out = runs.finish(second)
-    assert second.returncode == 2
-    assert "no running job" in out
+    for words in ((), ("--resume", "never")):
+        second = runs.start(0, tmp_path, *LONG, *words)
+        out = runs.finish(second)
+        assert second.returncode == 2
+        assert "no running job" in out
     first.terminate()
     runs.finish(first, limit=30)
     assert runs.summary(tmp_path)["exit_code"] == 75
