@@ -67,7 +67,8 @@ class ClientConfig(Section):
     views: Positive = 2
     """Augmented views V of each sample in a step."""
     width: Positive = 1
-    """Clients trained at once in a lane; 1 = one after another. The numbers are the same."""
+    """Clients trained at once in a lane; 1 = one after another. Another width rounds differently
+    (equal to 1e-12 in fp64); for a given width any number of ranks gives the same bits."""
     lr: PositiveFloat = 0.05
     """SGD learning rate of the weights and prototypes, at its peak."""
     lr_schedule: str = "constant"

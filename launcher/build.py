@@ -12,7 +12,7 @@ from data_shards.read import ShardedData, TestSamples
 from data_shards.sources import SOURCES
 from fedcore.algorithms import Algorithm, resolve
 from fedcore.checkpoint import Checkpoints
-from fedcore.clients.assign import balance
+from fedcore.clients.assign import balance, form_lanes
 from fedcore.clients.group import ClientGroup
 from fedcore.clients.optim import Hyper
 from fedcore.config import RunConfig
@@ -72,7 +72,7 @@ def build(
         manifest = Manifest.load(store)
         algorithm, model, anchors = build_objects(config, manifest.shape, manifest.classes)
         samples = [client.samples for client in manifest.clients]
-        owned = balance(samples, comm.size)
+        owned = owned_lanes(config, samples, comm.size)
         group = _group(config, store, manifest, owned[comm.rank], algorithm, model, world)
         test = TestSamples(store, manifest, device=world.device, dtype=DTYPES[config.precision])
     server = ServerCollective(
@@ -80,7 +80,7 @@ def build(
         algorithm,
         anchors,
         clients=[k for k, n in enumerate(samples) if n],
-        slots=max(map(len, owned)),
+        slots=max(sum(map(len, lanes)) for lanes in owned),
         rounds=config.rounds,
         per_round=config.clients.per_round,
         seed=config.seed,
@@ -103,7 +103,7 @@ def _group(
     config: RunConfig,
     store: Path,
     manifest: Manifest,
-    clients: list[int],
+    lanes: list[list[int]],
     algorithm: Algorithm,
     model: ProtoHead,
     world: World,
@@ -112,7 +112,7 @@ def _group(
     data = ShardedData(
         store,
         manifest,
-        clients,
+        [k for lane in lanes for k in lane],
         batch_size=config.clients.batch_size,
         views=config.clients.views,
         seed=config.seed,
@@ -122,14 +122,13 @@ def _group(
     )
     model.to(world.device, dtype)
     return ClientGroup(
-        clients,
+        lanes,
         data,
         model,
         algorithm,
         hyper(config),
         rounds=config.rounds,
         epochs=config.clients.local_epochs,
-        width=config.clients.width,
         autocast=config.precision == "bf16",
     )
 
@@ -148,7 +147,12 @@ def hyper(config: RunConfig) -> Hyper:
     )
 
 
-def warnings(manifest: Manifest, ranks: int) -> list[str]:
+def owned_lanes(config: RunConfig, samples: list[int], ranks: int) -> list[list[list[int]]]:
+    """The lanes of clients that each rank trains."""
+    return balance(form_lanes(samples, config.clients.width), samples, ranks)
+
+
+def warnings(config: RunConfig, manifest: Manifest, ranks: int) -> list[str]:
     """What is unusual about the clients, in words; nothing of it stops a run."""
     empty = [c.client for c in manifest.clients if not c.samples]
     single = [c.client for c in manifest.clients if sum(n > 0 for n in c.label_counts) == 1]
@@ -157,9 +161,10 @@ def warnings(manifest: Manifest, ranks: int) -> list[str]:
         words.append(f"clients without samples, left out: {_few(empty)}")
     if single:
         words.append(f"clients with one class only: {_few(single)}")
-    working = len(manifest.clients) - len(empty)
-    if ranks > working:
-        words.append(f"{ranks} ranks for {working} clients with samples: {ranks - working} idle")
+    lanes = len(form_lanes([c.samples for c in manifest.clients], config.clients.width))
+    if ranks > lanes:
+        of = f"lanes of {config.clients.width} clients" if config.clients.width > 1 else "clients"
+        words.append(f"{ranks} ranks for {lanes} {of} with samples: {ranks - lanes} idle")
     return words
 
 

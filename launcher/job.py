@@ -10,12 +10,11 @@ from contextlib import closing
 from typing import Any
 
 from data_shards.manifest import Manifest
-from fedcore.clients.assign import balance
 from fedcore.errors import CollectiveError, FedError, Stopped, StorageError, Unexpected
 from fedcore.federation import Federation, Outcome
 from fedcore.server.comm import together
 from launcher import prepare, rundir, world
-from launcher.build import build, build_objects, check_names, warnings
+from launcher.build import build, build_objects, check_names, owned_lanes, warnings
 from launcher.cli import Request
 from launcher.reporting import final_words, telemetry_of
 
@@ -74,10 +73,11 @@ class Job:
         with together(comm):
             manifest = Manifest.load(store)
         samples = [part.samples for part in manifest.clients]
-        own = sum(samples[k] for k in balance(samples, comm.size)[comm.rank])
+        lanes = owned_lanes(self.config, samples, comm.size)[comm.rank]
+        own = sum(samples[k] for lane in lanes for k in lane)
         self._say(self._title(here))
         with closing(telemetry_of(self.config, self.run, own, here)) as telemetry:
-            for words in warnings(manifest, comm.size):
+            for words in warnings(self.config, manifest, comm.size):
                 telemetry.warn(words)
             self.federation = build(self.config, store, here, telemetry, self.run.checkpoints)
             if entry.checkpoint:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedcore.algorithms import ALGORITHMS
 from fedcore.batch import Batch
-from fedcore.clients.assign import balance
+from fedcore.clients.assign import form_lanes
 from fedcore.clients.group import ClientGroup, Order
 from fedcore.clients.optim import Hyper
 from fedcore.clients.step import Targets
@@ -110,15 +110,15 @@ def toy_group(
     **hyper: float,
 ) -> ClientGroup:
     """A client group of that algorithm."""
+    sizes = [n if k in clients else 0 for k, n in enumerate(data.sizes)]
     return ClientGroup(
-        clients,
+        form_lanes(sizes, width),
         data,
         toy_model(),
         ALGORITHMS.get(name),
         replace(HYPER, **hyper),
         rounds=rounds,
         epochs=2,
-        width=width,
     )
 
 
@@ -136,8 +136,3 @@ def toy_order(
         weights,
         frozenset(clients),
     )
-
-
-def owners(data: ToyData, ranks: int) -> list[list[int]]:
-    """Which clients each rank would own."""
-    return balance(data.sizes, ranks)

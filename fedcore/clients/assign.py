@@ -9,20 +9,32 @@ import torch
 from fedcore.seeds import EVERYONE, generator
 
 
-def balance(samples: Sequence[int], ranks: int) -> list[list[int]]:
-    """Clients of each rank in id order, so that ranks hold about equally many samples.
+def form_lanes(samples: Sequence[int], width: int) -> list[list[int]]:
+    """All clients with samples cut into lanes of `width`, clients of similar length together.
 
-    Largest first to the least loaded rank (LPT, Graham 1969). A client without samples has no
-    rank. Ranks may get several clients or none.
+    Formed over the whole run and not over a rank's clients: the kernels round differently for
+    another number of clients, so a lane's company must not depend on the number of ranks.
     """
-    owned: list[list[int]] = [[] for _ in range(ranks)]
+    working = [k for k in range(len(samples)) if samples[k]]
+    by_length = sorted(working, key=lambda k: (samples[k], k))
+    return [by_length[i : i + width] for i in range(0, len(by_length), width)]
+
+
+def balance(
+    lanes: Sequence[Sequence[int]], samples: Sequence[int], ranks: int
+) -> list[list[list[int]]]:
+    """Lanes of each rank, so that ranks hold about equally many samples; some may get none.
+
+    Largest first to the least loaded rank (LPT, Graham 1969).
+    """
+    owned: list[list[list[int]]] = [[] for _ in range(ranks)]
     load = [0] * ranks
-    for client in sorted(range(len(samples)), key=lambda k: (-samples[k], k)):
-        if samples[client]:
-            rank = min(range(ranks), key=lambda r: (load[r], r))
-            owned[rank].append(client)
-            load[rank] += samples[client]
-    return [sorted(clients) for clients in owned]
+    size = {lane[0]: sum(samples[k] for k in lane) for lane in lanes}
+    for lane in sorted(lanes, key=lambda lane: (-size[lane[0]], lane[0])):
+        rank = min(range(ranks), key=lambda r: (load[r], r))
+        owned[rank].append(list(lane))
+        load[rank] += size[lane[0]]
+    return owned
 
 
 def participants(clients: Sequence[int], per_round: int | None, seed: int, round: int) -> list[int]:

@@ -46,11 +46,11 @@ READINGS = ("base", "align", "lambda_raw", "lambda_effective", "local", "other",
 
 
 class ClientGroup:
-    """K clients with persistent state. `width` of them train at once; there is one code path."""
+    """K clients with persistent state; those of a lane train at once. There is one code path."""
 
     def __init__(
         self,
-        clients: Sequence[int],
+        lanes: Sequence[Sequence[int]],
         data: TrainData,
         model: ProtoHead,
         algorithm: Algorithm,
@@ -58,12 +58,12 @@ class ClientGroup:
         *,
         rounds: int,
         epochs: int,
-        width: int,
         autocast: bool = False,
     ) -> None:
-        self.clients = list(clients)
+        self.lanes = [list(lane) for lane in lanes]
+        self.clients = sorted(k for lane in self.lanes for k in lane)
         self.data, self.model, self.algorithm, self.hyper = data, model, algorithm, hyper
-        self.rounds, self.epochs, self.width, self.autocast = rounds, epochs, width, autocast
+        self.rounds, self.epochs, self.autocast = rounds, epochs, autocast
         self.label_counts = self._stack([data.label_counts(k) for k in self.clients])  # [K, C]
         first = algorithm.rule.first_log_var(self.label_counts)
         like = model.prototypes
@@ -84,7 +84,7 @@ class ClientGroup:
         if not self.state.memory:
             self.state.forget_momentum()
         rows = [i for i, k in enumerate(self.clients) if k in order.participants]
-        readings = [self._train_lane(lane, order, tick) for lane in self._lanes(rows)]
+        readings = [self._train_lane(lane, order, tick) for lane in self._rows_of_lanes(set(rows))]
         if not self.hyper.carry_momentum:  # neither held nor saved between rounds
             self.state.memory = {}
         return self._upload(rows, readings)
@@ -94,10 +94,11 @@ class ClientGroup:
         for name, value in self.state.model_tensors().items():
             value.copy_(weights[name].expand_as(value))
 
-    def _lanes(self, rows: list[int]) -> list[list[int]]:
-        """Rows cut into lanes, clients of similar length together, so that few steps are idle."""
-        by_steps = sorted(rows, key=lambda i: (self.data.steps(self.clients[i]), i))
-        return [by_steps[i : i + self.width] for i in range(0, len(rows), self.width)]
+    def _rows_of_lanes(self, taking_part: set[int]) -> list[list[int]]:
+        """Rows of each lane that take part; the same lanes on any number of ranks."""
+        row = {client: i for i, client in enumerate(self.clients)}
+        lanes = [[row[k] for k in lane if row[k] in taking_part] for lane in self.lanes]
+        return [lane for lane in lanes if lane]
 
     def _train_lane(self, lane: list[int], order: Order, tick: Ticker) -> tuple[list[int], Tensor]:
         where = torch.tensor(lane)

@@ -15,17 +15,26 @@ pytestmark = pytest.mark.procs
 ONE_SHOT = ("--config", "smoke", "--set", "clients.count=6", "data.alpha=0.3", "rounds=4")
 ONE_SHOT += ("clients.local_epochs=4",)
 FEDAVG = (*ONE_SHOT, "algorithm.name=fedavg", "clients.per_round=4")
+LANES = (*ONE_SHOT, "clients.width=3", "clients.per_round=5")  # fp32: lanes round by their size
 PROOF = ("prototypes_sha256", "parameters_sha256", "accuracy", "lambda_effective")
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dict]:
-    """Both runs in one plain process."""
+    """The runs in one plain process."""
     folder = tmp_path_factory.mktemp("alone")
     return {
         words: runs.completed(0, folder / str(i), *words)
-        for i, words in enumerate((ONE_SHOT, FEDAVG))
+        for i, words in enumerate((ONE_SHOT, FEDAVG, LANES))
     }
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_lanes_have_the_same_company_on_any_number_of_ranks(
+    ranks: int, alone: dict, tmp_path: Path
+) -> None:
+    found = runs.completed(ranks, tmp_path, *LANES)
+    assert {k: found[k] for k in PROOF} == {k: alone[LANES][k] for k in PROOF}
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

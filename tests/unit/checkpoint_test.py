@@ -36,7 +36,7 @@ def test_clients_come_back_in_any_company(tmp_path: Path) -> None:
     checkpoint = Checkpoint(folder)
     for clients in ([2, 0], [1], []):
         fresh, wanted = toy_group("v14", clients, DATA), trained(clients)
-        checkpoint.load_into(fresh.state, clients)
+        checkpoint.load_into(fresh.state, fresh.clients)
         for group in ("params", "buffers", "memory"):
             for name, value in getattr(wanted.state, group).items():
                 if clients:

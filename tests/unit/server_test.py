@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.clients.assign import balance, participants
+from fedcore.clients.assign import balance, form_lanes, participants
 from fedcore.errors import ConfigError, Diverged, ShardError, from_json
 from fedcore.server.collective import average_models, prototype_std
 from fedcore.server.combine import COMBINES
@@ -75,13 +75,23 @@ def test_average_of_models_on_paper() -> None:
     assert got["n"].dtype == torch.int64
 
 
-@given(st.lists(st.integers(0, 500), min_size=1, max_size=40), st.integers(1, 10))
-def test_every_client_with_samples_has_one_rank(samples: list[int], ranks: int) -> None:
-    owned = balance(samples, ranks)
+@given(
+    st.lists(st.integers(0, 500), min_size=1, max_size=40), st.integers(1, 10), st.integers(1, 5)
+)
+def test_every_client_with_samples_is_in_one_lane_of_one_rank(
+    samples: list[int], ranks: int, width: int
+) -> None:
+    lanes = form_lanes(samples, width)
+    owned = balance(lanes, samples, ranks)
     assert len(owned) == ranks
-    assert sorted(k for part in owned for k in part) == [k for k, n in enumerate(samples) if n]
-    load = [sum(samples[k] for k in part) for part in owned]
-    assert max(load) - min(load) <= max(samples)  # what largest-first guarantees
+    assert sorted(map(sorted, (lane for part in owned for lane in part))) == sorted(
+        map(sorted, lanes)
+    )
+    working = [k for k, n in enumerate(samples) if n]
+    assert sorted(k for lane in lanes for k in lane) == working
+    load = [sum(samples[k] for lane in part for k in lane) for part in owned]
+    heaviest = max((sum(samples[k] for k in lane) for lane in lanes), default=0)
+    assert max(load) - min(load) <= heaviest  # what largest-first guarantees
 
 
 def test_participants_are_drawn_anew_each_round_by_seed() -> None:
