@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -77,6 +78,10 @@ class Manifest(Record):
         if not len(self.mean) == len(self.std) == self.shape[0]:
             raise ValueError(f"mean and std are not of {self.shape[0]} channels")
         return self
+
+    def digest(self) -> str:
+        """SHA-256 of all it says, the hash of every shard included: the data by content."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:

@@ -135,14 +135,13 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def newest(folder: Path) -> Path | None:
-    """The checkpoint to go on from: what `latest` points at, else the last complete one."""
+def candidates(folder: Path) -> list[Path]:
+    """Complete checkpoints, best first: what `latest` points at, then the others, newest first."""
     pointer = folder / "latest"
-    named = [folder / pointer.read_text().strip()] if pointer.is_file() else []
-    for candidate in [*named, *sorted(folder.glob("round_*"), reverse=True)]:
-        if (candidate / "index.json").is_file():
-            return candidate
-    return None
+    named = pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
+    others = sorted(folder.glob("round_*"), reverse=True)
+    ordered = sorted(others, key=lambda path: path.name != named)  # stable: newest first
+    return [path for path in ordered if (path / "index.json").is_file()]
 
 
 class Checkpoint:
@@ -152,16 +151,21 @@ class Checkpoint:
         self.folder = folder
         try:
             index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                "--resume", str(folder), "a complete checkpoint", f"an older one ({error})"
-            ) from None
-        if index.get("format") != FORMAT:
-            raise ConfigError(
-                "--resume", index.get("format"), f"checkpoint format {FORMAT}", "--resume never"
-            )
-        self.facts: dict[str, Any] = index["facts"]
-        self._server, self._files = index["server"], index["clients"]
+            version = index["format"]
+            if version == FORMAT:
+                self.facts: dict[str, Any] = index["facts"]
+                self._server, self._files = index["server"], index["clients"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problem = f"damaged index.json ({error!r})"
+            raise ShardError(str(folder), problem, "an older checkpoint") from None
+        if version != FORMAT:
+            want = f"checkpoint format {FORMAT}"
+            raise ConfigError("--resume", version, want, "--resume never")
+
+    def verify(self) -> None:
+        """Hash every file; `ShardError` naming the first that is missing or damaged."""
+        for entry in [self._server, *self._files]:
+            self._checked(entry)
 
     def _checked(self, entry: dict[str, Any]) -> Path:
         path = self.folder / str(entry["file"])

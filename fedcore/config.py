@@ -288,7 +288,8 @@ class RunConfig(Section):
 
     def digest(self) -> str:
         """Eight hex digits that change when a decisive key does."""
-        text = json.dumps(self.decisive(), sort_keys=True)
+        root = {} if self.data.root is None else {"data.root": str(self.data.root)}
+        text = json.dumps(self.decisive() | root, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -128,7 +128,7 @@ class Stopped(FedError):
     def __str__(self) -> str:
         return (
             f"stopped on request before round {self.round}; checkpoint {self.checkpoint}. "
-            "Run the same command again to go on"
+            "Run again in this run directory, with --resume auto, to go on"
         )
 
 

@@ -62,10 +62,11 @@ class Federation:
         *,
         samples: Sequence[int],  # of every client of the run, in id order
         stopping: Callable[[], bool],
+        identity: dict[str, Any],  # stored with each checkpoint, to know the run again
     ) -> None:
         self.config, self.comm, self.group, self.server = config, comm, group, server
         self.evaluator, self.checkpoints, self.telemetry = evaluator, checkpoints, telemetry
-        self.samples, self.stopping = list(samples), stopping
+        self.samples, self.stopping, self.identity = list(samples), stopping, identity
         self.outcome = Outcome()
         self._traffic = 0
         self._seconds: dict[str, float] = {}
@@ -223,7 +224,7 @@ class Federation:
         tensors = {"prototypes": state.prototypes, "anchors": self.server.anchors}
         tensors |= {f"weights/{k}": v for k, v in (state.weights or {}).items()}
         facts = {
-            "config": self.config.decisive(),
+            "config": self.identity,
             "first_spread": state.first_spread,
             "prototype_std": state.prototype_std,
             "outcome": self.outcome.facts(),

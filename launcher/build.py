@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,6 +66,7 @@ def build(
     world: World,
     telemetry: Telemetry,
     checkpoint_folder: Path,
+    identity: dict[str, Any],
 ) -> Federation:
     """Everything of a run on this rank; raises the same error on every rank if any rank fails."""
     comm = world.comm
@@ -96,6 +98,7 @@ def build(
         telemetry,
         samples=samples,
         stopping=world.stopping,
+        identity=identity,
     )
 
 

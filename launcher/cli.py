@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="a.b=value",
         help="override a key (repeatable); the value is YAML",
     )
-    add("--run-dir", type=Path, help="default: runs/<config>-<algorithm>-s<seed>-<digest>")
+    add("--run-dir", type=_named_path, help="default: runs/<config>-<algorithm>-s<seed>-<digest>")
     add(
         "--resume",
         default="auto",
@@ -63,6 +63,13 @@ def parser() -> argparse.ArgumentParser:
     add("--print-config", action="store_true", help="print the resolved configuration and end")
     add("--dry-run", action="store_true", help="build everything without data, and end")
     return parser
+
+
+def _named_path(text: str) -> Path:
+    """A path that was really given: an unset shell variable must not mean the working directory."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty: give a directory")
+    return Path(text)
 
 
 def parse(argv: Sequence[str] | None = None) -> Request:

@@ -7,13 +7,14 @@ import sys
 import time
 import traceback
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from data_shards.manifest import Manifest
 from fedcore.errors import CollectiveError, FedError, Stopped, StorageError, Unexpected
 from fedcore.federation import Federation, Outcome
 from fedcore.server.comm import together
-from launcher import prepare, rundir, world
+from launcher import entry, prepare, rundir, world
 from launcher.build import build, build_objects, check_names, owned_lanes, warnings
 from launcher.cli import Request
 from launcher.reporting import final_words, telemetry_of
@@ -28,6 +29,7 @@ class Job:
         self.world: world.World | None = None
         self.federation: Federation | None = None
         self._prepared = False
+        self._identity: entry.Identity = {}
 
     def __call__(self) -> int:
         """The exit code."""
@@ -54,24 +56,24 @@ class Job:
         return self.world.place.rank if self.world else world.Place.of(os.environ).rank
 
     def _work(self, here: world.World) -> int:
-        entry = rundir.enter(self.request, self.run, here)
-        if entry.finished:
-            self._say(f"{self.run.path} holds this run, completed; --resume never runs it anew")
-            self._show(entry.finished)
-            here.leave(together=True)
-            return 0
         comm = here.comm
         with together(comm):
             check_names(self.config)
+            store = str(prepare.ensure(self.config)) if comm.rank == 0 else ""
+        store_dir = Path(comm.gather_json(store)[0])
+        with together(comm):
+            manifest = Manifest.load(store_dir)
+        found = entry.enter(self.request, self.run, here, manifest.digest())
+        if found.finished:
+            self._say(f"{self.run.path} holds this run, completed; --resume never runs it anew")
+            self._show(found.finished)
+            here.leave(together=True)
+            return 0
+        with together(comm):
             if comm.rank == 0:
                 self.run.prepare(self.config, here)
         self._prepared = True
-        with together(comm):
-            store = prepare.store_dir(self.config)
-            if comm.rank == 0:
-                store = prepare.ensure(self.config)
-        with together(comm):
-            manifest = Manifest.load(store)
+        self._identity = entry.identity(self.config, manifest.digest())
         samples = [part.samples for part in manifest.clients]
         lanes = owned_lanes(self.config, samples, comm.size)[comm.rank]
         own = sum(samples[k] for lane in lanes for k in lane)
@@ -79,10 +81,12 @@ class Job:
         with closing(telemetry_of(self.config, self.run, own, here)) as telemetry:
             for words in warnings(self.config, manifest, comm.size):
                 telemetry.warn(words)
-            self.federation = build(self.config, store, here, telemetry, self.run.checkpoints)
-            if entry.checkpoint:
+            self.federation = build(
+                self.config, store_dir, here, telemetry, self.run.checkpoints, self._identity
+            )
+            if found.checkpoint:
                 with together(comm):
-                    self.federation.resume(entry.checkpoint)
+                    self.federation.resume(found.checkpoint)
             self.federation.run()
         self._finish(here)
         return 0
@@ -105,8 +109,8 @@ class Job:
         return error.exit_code
 
     def _leave_summary(self, error: FedError) -> None:
-        if not self._prepared:  # a run that never began leaves the directory as it was
-            return
+        if not (self._prepared or self.run.is_fresh):
+            return  # a run that never began leaves another one's files as they were
         if isinstance(error, CollectiveError) and self.run.read_summary():
             return  # the rank that failed first has left its own: that is the cause
         try:
@@ -127,6 +131,7 @@ class Job:
             "world_size": self.world.place.size if self.world else None,
             "clients": self.config.clients.count,
             **outcome.facts(),
+            "identity": self._identity,
             "samples_per_second": outcome.samples / max(outcome.wall_seconds, 1e-9),
             "finished": time.time(),
         }

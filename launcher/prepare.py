@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from data_shards.manifest import NAME, Manifest
 from data_shards.partition import partition
 from data_shards.read import problems
 from data_shards.sources import SOURCES, Split
-from data_shards.write import Tick, write
+from data_shards.write import Tick, sha256_of, write
 from fedcore.config import RunConfig
 from fedcore.errors import ShardError, StorageError
 
@@ -31,16 +33,31 @@ def settings(config: RunConfig) -> dict[str, Any]:
         chosen["alpha"] = data.alpha
     if data.partition == "by_label":
         chosen["labels_per_client"] = data.labels_per_client
-    if data.root is not None:
-        chosen["root"] = str(data.root)
+    if data.root is not None and not SOURCES.get(data.source).bundled:
+        chosen["content"] = content(data.root)
     return chosen
+
+
+@functools.lru_cache(maxsize=8)
+def content(root: Path) -> str:
+    """SHA-256 of a raw file, or of the names and sizes below a raw folder.
+
+    The data count by what they are and not by where they lie: a file may move, and a changed one
+    under its old name is another dataset. Raises `ShardError` if there is nothing at `root`.
+    """
+    if root.is_file():
+        return sha256_of(root)
+    if not root.is_dir():
+        raise ShardError(str(root), "no such file or folder", "another data.root")
+    files = sorted((str(f.relative_to(root)), f.stat().st_size) for f in root.rglob("*"))
+    return hashlib.sha256(repr(files).encode()).hexdigest()
 
 
 def store_dir(config: RunConfig) -> Path:
     """The folder of this configuration's shards."""
     chosen = settings(config)
     detail = chosen.get("alpha", chosen.get("labels_per_client", ""))
-    root = f"-{config.data.root.stem}" if config.data.root else ""
+    root = f"-{chosen['content'][:8]}" if "content" in chosen else ""
     name = (
         f"{config.data.source}{root}-{chosen['name']}{detail}"
         f"-{chosen['clients']}clients-s{chosen['seed']}"
@@ -133,13 +150,10 @@ def command(config: RunConfig) -> str:
 
 
 def shape_and_classes(config: RunConfig) -> tuple[tuple[int, int, int], int]:
-    """Image shape and number of classes: from the shards if made, else as the source declares.
-
-    A source that declares neither, not yet made, is taken as 32x32 colour with 10 classes.
-    """
-    folder = store_dir(config)
-    if (folder / NAME).is_file():
-        manifest = Manifest.load(folder)
-        return manifest.shape, manifest.classes
+    """Image shape and number of classes: as the source declares, else read from its files."""
     source = SOURCES.get(config.data.source)
-    return source.shape or (3, 32, 32), source.classes or 10
+    if source.shape and source.classes:
+        return source.shape, source.classes
+    train = source.load(config.data.root, Split.TRAIN)
+    channels, height, width = train.images.shape[1:]
+    return (channels, height, width), source.classes or int(train.labels.max()) + 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,11 +17,9 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fedcore.checkpoint import Checkpoint, newest, write_atomically
+from fedcore.checkpoint import write_atomically
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, StorageError
-from fedcore.server.comm import together
-from launcher.cli import Request
 from launcher.world import World
 
 PACKAGES = ("torch", "torchvision", "numpy", "pydantic", "webdataset", "safetensors")
@@ -52,14 +49,26 @@ class RunDir:
     def read_summary(self) -> dict[str, Any] | None:
         """What the last run in this directory said at its end, if it ended."""
         try:
-            summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+            summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return summary
+        return summary if isinstance(summary, dict) and "status" in summary else None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a run has been here: only then may it be set aside."""
+        marks = ("config.yaml", "summary.json", "checkpoints", "metrics.jsonl")
+        return any((self.path / mark).exists() for mark in marks)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether nothing is here that a summary could be mistaken to belong to."""
+        return not self.path.exists() or (self.path.is_dir() and not self.is_ours)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json as a whole; `StorageError` if it cannot be written."""
         with storage(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
             write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
 
     def prepare(self, config: RunConfig, world: World) -> None:
@@ -125,88 +134,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return run[0].stdout.strip() + ("+" if run[1].stdout.strip() else "")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """How to enter a run directory; the same on every rank."""
-
-    finished: dict[str, Any] | None = None  # summary of a completed run: nothing to do
-    checkpoint: Checkpoint | None = None  # go on from here
-
-
-def enter(request: Request, run: RunDir, world: World) -> Entry:
-    """Decide on rank 0, tell all, and make the directory ready.
-
-    Raises `ConfigError` on every rank if the directory holds a run of another configuration,
-    listing the changed keys.
-    """
-    comm = world.comm
-    found: dict[str, Any] = {}
-    with together(comm):
-        if comm.rank == 0:
-            found = _look(request, run, world)
-    found = comm.gather_json(found)[0]
-    if found["finished"]:
-        return Entry(finished=found["finished"])
-    folder = found["checkpoint"]
-    if not folder:
-        return Entry()
-    with together(comm):
-        checkpoint = Checkpoint(Path(folder))
-        _same_config(checkpoint.facts["config"], request.config, folder)
-    return Entry(checkpoint=checkpoint)
-
-
-def _look(request: Request, run: RunDir, world: World) -> dict[str, Any]:
-    """What rank 0 finds: a finished run, a checkpoint folder, or neither."""
-    if request.resume == "never":
-        # a restart of this very run by torchrun must not set its own work aside
-        if world.place.attempt == 0:
-            _set_aside(run.path)
-    elif request.resume != "auto":
-        return {"finished": None, "checkpoint": str(_checkpoint_in(Path(request.resume)))}
-    summary = run.read_summary()
-    done = summary if summary and summary["status"] == "completed" else None
-    if run.path.exists() and (run.path / "config.yaml").is_file():
-        stored = RunConfig.load(run.path / "config.yaml")
-        _same_config(stored.decisive(), request.config, str(run.path))
-    found = newest(run.checkpoints)
-    return {"finished": done, "checkpoint": str(found) if found else None}
-
-
-def _checkpoint_in(folder: Path) -> Path:
-    """The checkpoint that DIR of `--resume DIR` is or, as a run directory, holds as its latest."""
-    if (folder / "index.json").is_file():
-        return folder
-    found = newest(folder / "checkpoints")
-    if found is None:
-        want = "a checkpoint or run directory"
-        raise ConfigError("--resume", str(folder), want, "--resume never")
-    return found
-
-
-def _set_aside(path: Path) -> None:
-    """Rename an existing run directory to the first free `<name>.1`, `.2`, ...: nothing is lost."""
-    if not path.exists() or not any(path.iterdir()):
-        return
-    with storage(path):
-        alone_in(path).release()  # not the directory of a job that runs
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
-    shutil.move(path, aside)
-
-
-def _same_config(stored: dict[str, Any], config: RunConfig, where: str) -> None:
-    """`ConfigError` listing the keys in which a stored configuration differs from this one."""
-    now = config.decisive()
-    keys = sorted(k for k in stored.keys() | now.keys() if stored.get(k) != now.get(k))
-    if keys:
-        changed = ", ".join(f"{k}: {stored.get(k)!r} -> {now.get(k)!r}" for k in keys)
-        raise ConfigError(
-            "--resume",
-            changed,
-            f"the configuration of the run in {where}",
-            "another --run-dir, or --resume never",
-        )

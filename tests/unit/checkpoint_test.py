@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedcore.checkpoint import Checkpoint, Checkpoints, newest
+from fedcore.checkpoint import Checkpoint, Checkpoints, candidates
 from fedcore.errors import ConfigError, ShardError, StorageError
 from fedcore.server.comm import LocalComm
 from tests.toy import ToyData, toy_group, toy_order
@@ -31,9 +31,7 @@ def save(folder: Path, round: int, clients: list[int] | None = None, keep: int =
 
 def test_clients_come_back_in_any_company(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    folder = newest(tmp_path)
-    assert folder is not None
-    checkpoint = Checkpoint(folder)
+    checkpoint = Checkpoint(candidates(tmp_path)[0])
     for clients in ([2, 0], [1], []):
         fresh, wanted = toy_group("v14", clients, DATA), trained(clients)
         checkpoint.load_into(fresh.state, fresh.clients)
@@ -77,7 +75,7 @@ def test_a_write_that_fails_leaves_the_older_one(
 def test_half_a_directory_of_a_dead_writer_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / ".round_00001.part").mkdir()
     (tmp_path / ".round_00001.part" / "junk").write_text("x")
-    assert newest(tmp_path) is None
+    assert not candidates(tmp_path)
     assert not (save(tmp_path, 1) / "junk").exists()
 
 
@@ -97,11 +95,18 @@ def test_a_client_that_is_not_in_it(tmp_path: Path) -> None:
         Checkpoint(folder).load_into(trained([2]).state, [2])
 
 
-@pytest.mark.parametrize("index", ["{", '{"format": 99, "facts": {}}'])
-def test_an_index_this_version_cannot_read(tmp_path: Path, index: str) -> None:
+@pytest.mark.parametrize("index", ["", "{", "[]", '{"format": 1}', '{"format": 1, "facts": {}}'])
+def test_a_damaged_index_names_its_folder(tmp_path: Path, index: str) -> None:
     folder = save(tmp_path, 1)
     (folder / "index.json").write_text(index)
-    with pytest.raises(ConfigError, match="--resume"):
+    with pytest.raises(ShardError, match=r"round_00001.*index\.json"):
+        Checkpoint(folder)
+
+
+def test_another_format_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    (folder / "index.json").write_text('{"format": 99, "facts": {}}')
+    with pytest.raises(ConfigError, match="checkpoint format 1"):
         Checkpoint(folder)
 
 
@@ -110,14 +115,14 @@ def test_the_index_names_every_client_once(tmp_path: Path) -> None:
     assert [c for entry in index["clients"] for c in entry["clients"]] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("pointer", [None, "round_00099", ""])
+@pytest.mark.parametrize("pointer", [None, b"round_00099", b"", b"\xff\xfe"])
 def test_without_a_good_pointer_the_last_complete_one_is_taken(
-    tmp_path: Path, pointer: str | None
+    tmp_path: Path, pointer: bytes | None
 ) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
     (tmp_path / "round_00003").mkdir()  # no index: not complete
     (tmp_path / "latest").unlink()
     if pointer is not None:
-        (tmp_path / "latest").write_text(pointer)
-    assert newest(tmp_path) == tmp_path / "round_00002"
+        (tmp_path / "latest").write_bytes(pointer)
+    assert [p.name for p in candidates(tmp_path)] == ["round_00002", "round_00001"]

@@ -1,0 +1,146 @@
+"""How to enter a run directory: go on in it, start anew, or find the run over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcore.checkpoint import Checkpoint, candidates
+from fedcore.config import RunConfig
+from fedcore.errors import ConfigError, FedError
+from fedcore.server.comm import together
+from fedcore.telemetry.telemetry import to_stderr
+from launcher.cli import Request
+from launcher.rundir import RunDir, alone_in, storage
+from launcher.world import World
+
+Identity = dict[str, Any]
+"""What two runs must share to be the same run: decisive keys, and the data by content."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The decision; the same on every rank."""
+
+    finished: dict[str, Any] | None = None  # summary of a completed run: nothing to do
+    checkpoint: Checkpoint | None = None  # go on from here
+
+
+def identity(config: RunConfig, data_sha256: str) -> Identity:
+    """What a checkpoint and a summary store, to be compared when a run goes on."""
+    return config.decisive() | {"data (sha256 of the shards)": data_sha256}
+
+
+def enter(request: Request, run: RunDir, world: World, data_sha256: str) -> Entry:
+    """Decide on rank 0 and tell all.
+
+    Raises `ConfigError` on every rank if the directory or checkpoint belongs to another
+    configuration or other data, listing what changed.
+    """
+    mine = identity(request.config, data_sha256)
+    found: dict[str, Any] = {}
+    with together(world.comm):
+        if world.comm.rank == 0:
+            found = _look(request, run, world.place.attempt, mine)
+    found = world.comm.gather_json(found)[0]
+    folder = found.get("checkpoint")
+    with together(world.comm):
+        checkpoint = Checkpoint(Path(folder)) if folder else None
+    return Entry(found.get("finished"), checkpoint)
+
+
+def _look(request: Request, run: RunDir, attempt: int, mine: Identity) -> dict[str, Any]:
+    """What rank 0 finds: a finished run, a checkpoint folder, or neither."""
+    # a restart of this very run must neither set its work aside nor go back to DIR
+    resume = "auto" if attempt else request.resume
+    if resume == "never":
+        _set_aside(run)
+        return {}
+    given = None if resume == "auto" else Path(resume).resolve()
+    _check_stored(run, mine)
+    if given and given != run.path.resolve() and given.is_relative_to(run.path.resolve()):
+        return {"checkpoint": str(_good(given, mine))}  # back to an older one of this run
+    summary = run.read_summary()
+    if summary and summary["status"] == "completed":
+        return {"finished": summary}
+    own = _newest_good(run.checkpoints, mine)
+    if own is None and given:
+        own = _good(given, mine)
+    return {"checkpoint": str(own)} if own else {}
+
+
+def _check_stored(run: RunDir, mine: Identity) -> None:
+    """Refuse a directory whose configuration or data are other than this run's."""
+    file = run.path / "config.yaml"
+    if file.is_file():
+        try:
+            stored: Identity = RunConfig.load(file).decisive()
+        except FedError as error:
+            want = f"a run directory; its config.yaml cannot be read ({error})"
+            raise ConfigError("--run-dir", str(run.path), want, "another --run-dir") from None
+        _same(stored, {k: v for k, v in mine.items() if not k.startswith("data (")}, run.path)
+    summary = run.read_summary()
+    if summary and summary["status"] == "completed" and "identity" in summary:
+        _same(summary["identity"], mine, run.path)
+
+
+def _good(folder: Path, mine: Identity) -> Path:
+    """The checkpoint that DIR is or, as a run directory, holds; of this run, and undamaged."""
+    if (folder / "index.json").is_file():
+        checkpoint = Checkpoint(folder)
+        checkpoint.verify()
+        _same(checkpoint.facts["config"], mine, folder)
+        return folder
+    found = _newest_good(folder / "checkpoints", mine)
+    if found is None:
+        want = "a checkpoint or run directory"
+        raise ConfigError("--resume", str(folder), want, "--resume never")
+    return found
+
+
+def _newest_good(folder: Path, mine: Identity) -> Path | None:
+    """The newest checkpoint that is undamaged; damaged ones are told and passed over.
+
+    Raises the last damage if there are checkpoints and none is good: to start again in silence
+    would hide the loss.
+    """
+    damage: FedError | None = None
+    for candidate in candidates(folder):
+        try:
+            checkpoint = Checkpoint(candidate)
+            checkpoint.verify()
+        except FedError as error:
+            damage = error
+            to_stderr(f"{error}; passing over {candidate.name}")
+            continue
+        _same(checkpoint.facts["config"], mine, candidate)
+        return candidate
+    if damage:
+        raise damage
+    return None
+
+
+def _set_aside(run: RunDir) -> None:
+    """Rename an existing run directory to the first free `<name>.1`, `.2`, ...: nothing is lost."""
+    path = run.path.resolve()
+    if not path.is_dir() or not any(path.iterdir()):
+        return
+    if not run.is_ours:
+        want = "a run directory, an empty one or a new name: other files lie in it"
+        raise ConfigError("--run-dir", str(path), want, "another --run-dir")
+    with storage(path):
+        alone_in(path).release()  # not the directory of a job that runs
+        number = 1
+        while (aside := path.with_name(f"{path.name}.{number}")).exists():
+            number += 1
+        path.rename(aside)
+
+
+def _same(stored: Identity, mine: Identity, where: Path) -> None:
+    """`ConfigError` listing the keys in which a stored run differs from this one."""
+    keys = sorted(k for k in stored.keys() | mine.keys() if stored.get(k) != mine.get(k))
+    if keys:
+        changed = ", ".join(f"{k}: {stored.get(k)!r} -> {mine.get(k)!r}" for k in keys)
+        want = f"the configuration of the run in {where}"
+        raise ConfigError("--resume", changed, want, "another --run-dir, or --resume never")
