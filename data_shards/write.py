@@ -8,6 +8,7 @@ and renamed.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -129,12 +130,17 @@ def _write_tar(work: Path, file: str, data: Arrays, indices: NDArray[np.int64]) 
     path = work / file
     with path.open("wb") as raw:
         writer = wds.TarWriter(raw, encoder=False, mtime=0)
-        for index in indices.tolist():
-            label = int(data.labels[index])
-            text = f'{{"label": {label}, "index": {index}}}'.encode()
-            writer.write(
-                {"__key__": f"{index:08d}", "u8": data.images[index].tobytes(), "json": text}
-            )
+        try:
+            for index in indices.tolist():
+                label = int(data.labels[index])
+                text = f'{{"label": {label}, "index": {index}}}'.encode()
+                writer.write(
+                    {"__key__": f"{index:08d}", "u8": data.images[index].tobytes(), "json": text}
+                )
+        except OSError:
+            # its own finaliser would write the end of the tar to a file that is closed by then
+            writer.tarstream.fileobj = io.BytesIO()
+            raise
         writer.close()
         raw.flush()
         os.fsync(raw.fileno())

@@ -7,6 +7,7 @@ same kind of error.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,12 +15,29 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fedcore.errors import ConfigError, ConfigErrors, FedError
 from fedcore.registry import nearest
 
-Positive = Annotated[int, Field(ge=1)]
+
+def _no_switch(value: Any) -> Any:
+    """YAML's true would pass as the number 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number, not true or false")
+    return value
+
+
+Positive = Annotated[int, BeforeValidator(_no_switch), Field(ge=1, le=1_000_000_000)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -43,7 +61,7 @@ class DataConfig(Section):
     """Folder of the generated shards, relative to the working directory."""
     partition: Literal["dirichlet", "iid", "by_label"] = "dirichlet"
     """How samples are dealt out."""
-    alpha: PositiveFloat = 0.1
+    alpha: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 0.1
     """Dirichlet concentration per class; small = each client sees few classes."""
     labels_per_client: Positive = 2
     """Classes of each client under `by_label`."""
@@ -84,13 +102,28 @@ class ClientConfig(Section):
     max_norm: PositiveFloat = 1.0
     """Gradient norm of all of a client's parameters together is clipped to this."""
 
+    @field_validator("per_round")
+    @classmethod
+    def _of_count(cls, value: int | None, info: ValidationInfo) -> int | None:
+        count = info.data.get("count")
+        if value is not None and count is not None and value > count:
+            raise ValueError(f"at most clients.count={count}")
+        return value
+
+    @field_validator("views")
+    @classmethod
+    def _two_images(cls, value: int, info: ValidationInfo) -> int:
+        if value * info.data.get("batch_size", 2) < 2:  # batch norm has no variance of one image
+            raise ValueError("at least two images a step: batch_size=2, or views=2")
+        return value
+
 
 class ModelConfig(Section):
     """Encoder with prototype head."""
 
     name: str = "small_cnn"
     """Encoder: small_cnn or resnet18."""
-    feature_dim: Positive | None = None
+    feature_dim: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Feature width D; null = the encoder's own. Another width adds a linear projector."""
 
 
@@ -101,6 +134,12 @@ class EntropyStart(Section):
     """lambda0 of a client that holds one class."""
     high: PositiveFloat = 20.0
     """lambda0 of a client whose classes are balanced."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> EntropyStart:
+        if self.low > self.high:
+            raise ValueError(f"low <= high, and {self.low} > {self.high}")
+        return self
 
 
 class StartConfig(Section):
@@ -194,10 +233,10 @@ class EvaluateConfig(Section):
 class ServerConfig(Section):
     """The collectives between the ranks."""
 
-    timeout: PositiveFloat = 1800.0
-    """Seconds a rank waits in a collective for the others."""
-    heartbeat: PositiveFloat = 15.0
-    """Seconds without a sign of life after which a rank counts as lost and the others end."""
+    timeout: Annotated[float, Field(gt=0, le=604_800)] = 1800.0
+    """Seconds a rank waits in a collective for the others; at most a week."""
+    heartbeat: Annotated[float, Field(ge=3, le=86_400)] = 15.0
+    """Seconds without a sign of life (one a second) after which a rank counts as lost."""
 
 
 class MetricsConfig(Section):
@@ -233,7 +272,7 @@ class RunConfig(Section):
     """auto = one CUDA device per rank where there are any, else the CPU."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """Number format; bf16 = forward pass under autocast, weights in fp32."""
-    threads: Positive = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads per rank. Fixed, since the order of a sum on a CPU depends on it."""
     data: DataConfig = DataConfig()
     clients: ClientConfig = ClientConfig()
@@ -243,13 +282,6 @@ class RunConfig(Section):
     server: ServerConfig = ServerConfig()
     metrics: MetricsConfig = MetricsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-
-    @model_validator(mode="after")
-    def _per_round(self) -> RunConfig:
-        chosen = self.clients.per_round
-        if chosen is not None and chosen > self.clients.count:
-            raise ValueError(f"clients.per_round={chosen} of clients.count={self.clients.count}")
-        return self
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -316,6 +348,8 @@ class _OneOfEachKey(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError("--config", "a key that is no word", "plain keys", "key: value")
             if key.value in seen:
                 raise ConfigError(str(key.value), "given twice", "each key once", "removing one")
             seen.add(key.value)
@@ -338,7 +372,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """`values` with each `a.b=value` (value in YAML) put in."""
-    result: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    result: dict[str, Any] = copy.deepcopy(dict(values))
     for override in overrides:
         dotted, equals, text = override.partition("=")
         if not equals or not dotted:
@@ -370,10 +404,19 @@ def explain(error: ValidationError, model: type[BaseModel]) -> FedError:
             way_out = nearest(
                 str(got), item["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
             )
+        elif item["type"] == "tuple_type":
+            want, way_out = "a list", f"[{got}]"
         elif isinstance(got, Mapping | BaseModel):
             got = "this section"
         lines.append(ConfigError(key, got, want, way_out))
-    return lines[0] if len(lines) == 1 else ConfigErrors("\n".join(map(str, lines)))
+    if len(lines) == 1:
+        return lines[0]
+    # a file that is no configuration at all must not be copied into a log line by line
+    more = [f"and {len(lines) - MISTAKES} more"] if len(lines) > MISTAKES else []
+    return ConfigErrors("\n".join([*map(str, lines[:MISTAKES]), *more]))
+
+
+MISTAKES = 6  # told at once
 
 
 def _nearest_key(path: list[str], model: type[BaseModel]) -> str:

@@ -22,6 +22,9 @@ class FedError(Exception):
         return {"kind": type(self).__name__, "fields": {k: _plain(v) for k, v in fields.items()}}
 
 
+LONGEST = 400  # characters of a value that are shown
+
+
 def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
@@ -37,7 +40,8 @@ class ConfigError(FedError):
     try_: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.key}: got {self.got!r}"
+        got = repr(self.got)
+        text = f"{self.key}: got {got if len(got) <= LONGEST else got[:LONGEST] + '...'}"
         if self.want:
             text += f", want {self.want}"
         return f"{text}. Try {self.try_}" if self.try_ else text

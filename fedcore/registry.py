@@ -34,12 +34,15 @@ class Registry(Generic[T]):
         self._things[name] = thing
         return thing
 
-    def get(self, name: str) -> T:
-        """The thing of that name, or a `ConfigError` with the nearest known name."""
+    def get(self, name: str, key: str = "") -> T:
+        """The thing of that name, or a `ConfigError` with the nearest known name.
+
+        key: the config key it was asked by, where several share a registry.
+        """
         self._discover()
         if name not in self._things:
             known = list(self._things)
-            raise ConfigError(self.key, name, "a known name", nearest(name, known))
+            raise ConfigError(key or self.key, name, "a known name", nearest(name, known))
         return self._things[name]
 
     def names(self) -> list[str]:

@@ -40,7 +40,7 @@ def check_names(config: RunConfig) -> Algorithm:
     SOURCES.get(config.data.source)
     MODELS.get(config.model.name)
     COMBINES.get(algorithm.combine)
-    SCHEDULES.get(config.clients.lr_schedule)
+    SCHEDULES.get(config.clients.lr_schedule, "clients.lr_schedule")
     readouts = [*READOUTS.names(), *SINGLE]
     if algorithm.readout not in readouts:
         way_out = nearest(algorithm.readout, readouts)
@@ -56,7 +56,13 @@ def build_objects(
     spec = ModelSpec(*shape, classes, config.model.feature_dim)
     model = build_model(config.model.name, spec, config.seed)
     width = model.prototypes.shape[1]
-    anchors = ANCHORS.get(algorithm.anchor)(classes, width, config.seed)
+    rule = ANCHORS.get(algorithm.anchor)
+    # without an align term nothing looks at anchors, and any D will do
+    anchors = (
+        rule(classes, width, config.seed)
+        if algorithm.align
+        else torch.zeros(classes, width, dtype=torch.float64)
+    )
     return algorithm, model, anchors
 
 

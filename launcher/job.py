@@ -46,10 +46,12 @@ class Job:
 
     def lost(self, error: CollectiveError) -> None:
         """A peer is gone: end this process from the watch's thread; the main one may be waiting."""
-        code = self._end_badly(error, alone=True)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            self._end_badly(error, alone=True)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # a broken terminal or a full disk must not keep this process alive
+            os._exit(error.exit_code)
 
     @property
     def _rank(self) -> int:

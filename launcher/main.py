@@ -32,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if first:
             print(f"fedcore: {error}", file=sys.stderr)
         return error.exit_code
+    except (MemoryError, RuntimeError) as error:  # a model larger than this machine
+        print(f"fedcore: this configuration cannot be built here: {error}", file=sys.stderr)
+        return 2
     return job.Job(request)()
 
 

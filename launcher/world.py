@@ -247,7 +247,8 @@ class Watch:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since > self.patience:
                 words = f"rank {neighbour} gave no sign of life for {self.patience:g} s"
-                self.store.set("lost", words)
+                with contextlib.suppress(RuntimeError, OSError):  # the store may be gone as well
+                    self.store.set("lost", words)
                 return self._lost(words)
         return None
 

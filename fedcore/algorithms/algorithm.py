@@ -70,11 +70,10 @@ def resolve(config: AlgorithmConfig) -> Algorithm:
     for group in ("base", "align"):
         names = getattr(config, group)
         if names is not None:
-            changes[group] = tuple(TERMS.get(name) for name in names)
+            changes[group] = tuple(TERMS.get(name, f"algorithm.{group}") for name in names)
     algorithm = replace(declared, **changes, rule=_resolve_rule(declared.rule, config.rule))
     ANCHORS.get(algorithm.anchor)
-    if not algorithm.base:
-        raise ConfigError("algorithm.base", [], "at least one loss term", "[cross_entropy]")
+    _check(algorithm, config)
     unused = set(config.terms) - set(algorithm.term_names)
     if unused:
         name = sorted(unused)[0]
@@ -85,6 +84,19 @@ def resolve(config: AlgorithmConfig) -> Algorithm:
         base=_with_settings(algorithm.base, config.terms),
         align=_with_settings(algorithm.align, config.terms),
     )
+
+
+def _check(algorithm: Algorithm, config: AlgorithmConfig) -> None:
+    """`ConfigError` for a combination that would run and mean nothing."""
+    names = algorithm.term_names
+    if not algorithm.base:
+        raise ConfigError("algorithm.base", [], "at least one loss term", "[cross_entropy]")
+    if len(set(names)) < len(names):
+        raise ConfigError("algorithm.base", list(names), "each loss term once", "leaving one out")
+    rule, key = algorithm.rule, "algorithm.align"
+    if not algorithm.align and (rule.learned or rule.start != Fixed(0.0)):
+        want = f"a term for lambda to weigh: {config.name} with this rule has one"
+        raise ConfigError(key, [], want, "[present_proto_to_anchor], or no algorithm.rule")
 
 
 def _with_settings(
@@ -98,7 +110,11 @@ def _with_setting(term: Term, setting: dict[str, float]) -> Term:
     for key, value in setting.items():
         if key not in known:
             full = f"algorithm.terms.{term_name(term)}.{key}"
-            raise ConfigError(full, value, "a setting of that term", nearest(key, known) or "none")
+            way_out = nearest(key, known) if known else "no setting: that term has none"
+            raise ConfigError(full, value, "a setting of that term", way_out)
+        if not 0 < value < float("inf"):
+            full = f"algorithm.terms.{term_name(term)}.{key}"
+            raise ConfigError(full, value, "a number above 0", "1.0")
     return functools.partial(term, **setting) if setting else term
 
 

@@ -16,6 +16,12 @@ from fedcore.telemetry.jsonl import last_of_each, read_events
 Array = npt.NDArray[np.float64]
 
 
+def _is_whole(record: dict[str, Any], kind: str) -> bool:
+    """Whether a record is of that kind and has what places it; others are passed over."""
+    needs = {"client": ("round", "client"), "round": ("round", "accuracy")}[kind]
+    return record.get("event") == kind and all(key in record for key in needs)
+
+
 @dataclass(frozen=True)
 class History:
     """The client and round records of one run, by round; R rounds, K clients."""
@@ -32,7 +38,7 @@ class History:
             raise ConfigError("RUN", str(run_dir), "a run directory with metrics.jsonl", "runs/...")
         records = last_of_each(read_events(path))
         clients, rounds = (
-            sorted((r for r in records if r["event"] == kind), key=lambda r: int(r["round"]))
+            sorted((r for r in records if _is_whole(r, kind)), key=lambda r: int(r["round"]))
             for kind in ("client", "round")
         )
         if not clients:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.errors import ConfigError
 from fedcore.telemetry.history import Array, History, median, span
 
 if TYPE_CHECKING:  # loaded on use: it takes half a second
@@ -70,7 +71,11 @@ def plot_lambda(run_dirs: Path | Sequence[Path], out: Path) -> Path:
     accuracy.xaxis.get_major_locator().set_params(integer=True)
     figure.align_ylabels([raw, effective, loss, accuracy])
     figure.suptitle(_title(runs), fontsize=13, fontweight="bold", x=0.09, ha="left")
-    figure.savefig(out)
+    try:
+        figure.savefig(out)
+    except (OSError, ValueError) as error:
+        want = f"a place for a .png, .svg or .pdf ({error})"
+        raise ConfigError("--out", str(out), want, "RUN/lambda.png") from None
     return out
 
 

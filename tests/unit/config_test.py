@@ -26,7 +26,15 @@ from launcher.build import check_names
         ("clients.momentum=1", ["clients.momentum", "less than 1"]),
         ("data.partition=dirichlt", ["data.partition", "'dirichlt'", "Try dirichlet"]),
         ("data=5", ["data", "5"]),
-        ("clients.per_round=50", ["clients.per_round=50", "clients.count=16"]),
+        ("clients.per_round=50", ["clients.per_round", "50", "clients.count=16"]),
+        ("clients={batch_size: 1, views: 1}", ["clients.views", "at least two images"]),
+        ("rounds=true", ["rounds", "True", "not true or false"]),
+        ("data.alpha=1e308", ["data.alpha", "1e308"]),
+        ("server.heartbeat=0.5", ["server.heartbeat", "0.5", "3"]),
+        (
+            "algorithm.rule.start={entropy: {low: 2, high: 1}}",
+            ["algorithm.rule.start.entropy", "low <= high"],
+        ),
         ("algorithm.rule.start={}", ["algorithm.rule.start", "exactly one"]),
         (
             "algorithm.rule.guard={inverse_variance: 1, hinge: {}}",
@@ -57,7 +65,12 @@ def test_a_mistake_names_key_value_and_way_out(override: str, words: list[str]) 
         ("algorithm.readout=ifi", ["algorithm.readout", "Try iffi"]),
         ("model.name=resnet81", ["model.name", "Try resnet18"]),
         ("data.source=mnist", ["data.source", "Try mnist5k"]),
-        ("clients.lr_schedule=cos", ["cos"]),
+        ("clients.lr_schedule=cos", ["clients.lr_schedule", "cos"]),
+        ("algorithm.align=[proto_anchor]", ["algorithm.align", "proto_anchor"]),
+        ("algorithm.base=[supcon, supcon]", ["algorithm.base", "each loss term once"]),
+        ("algorithm.terms={supcon: {temperature: 0}}", ["algorithm.terms.supcon.temperature", "0"]),
+        ("algorithm.align=[]", ["algorithm.align", "lambda to weigh"]),
+        ("algorithm={name: v4, rule: {learned: true}}", ["algorithm.align", "v4"]),
     ],
 )
 def test_an_unknown_name_is_found_before_anything_runs(override: str, words: list[str]) -> None:
@@ -73,6 +86,20 @@ def test_all_mistakes_are_told_at_once() -> None:
         RunConfig.of({"rouds": 1, "data": {"alpha": -1}})
     assert "rouds" in str(caught.value)
     assert "data.alpha" in str(caught.value)
+
+
+def test_a_reference_to_itself_is_an_unknown_key_like_any_other(tmp_path: Path) -> None:
+    file = tmp_path / "circle.yaml"
+    file.write_text("a: &a {b: *a}")
+    with pytest.raises(ConfigError, match="a known key"):
+        RunConfig.load(file)
+
+
+def test_a_file_that_is_something_else_is_not_copied_into_the_error() -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        RunConfig.of({f"user{i}": "x" * 1000 for i in range(100)})
+    assert "and 94 more" in str(caught.value)
+    assert len(str(caught.value)) < 4000
 
 
 def test_override_reaches_a_nested_key_and_leaves_its_input_alone() -> None:
@@ -97,7 +124,9 @@ def test_a_key_given_twice_in_yaml_is_an_error(tmp_path: Path) -> None:
         RunConfig.load(file)
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "\x00", "just words"])
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "a: [", "\x00", "just words", "? [1, 2]\n: 3"]
+)
 def test_a_file_that_is_no_configuration(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
