@@ -124,9 +124,7 @@ def test_a_key_given_twice_in_yaml_is_an_error(tmp_path: Path) -> None:
         RunConfig.load(file)
 
 
-@pytest.mark.parametrize(
-    "text", ["[1, 2]", "a: [", "\x00", "just words", "? [1, 2]\n: 3"]
-)
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "\x00", "just words", "? [1, 2]\n: 3"])
 def test_a_file_that_is_no_configuration(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
