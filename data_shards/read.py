@@ -7,6 +7,7 @@ a device per batch: indices and augmentation parameters are drawn on the CPU and
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -126,6 +127,7 @@ class ShardedData:
         device: torch.device,
         dtype: torch.dtype,
         augment: bool,
+        held_out: float = 0.0,  # share of each client's samples that `epoch` leaves out
     ) -> None:
         # rows are the same for all clients, so that a lane's company changes nothing; more rows
         # than the largest client of the run has samples would be filling only
@@ -139,6 +141,14 @@ class ShardedData:
             k: Samples(*(x.to(device) for x in _held(read_part(folder, part, manifest.shape))))
             for k, part in self._parts.items()
         }
+        self._kept_back = {k: self._split(k, held_out) for k in self._parts}  # rows, held out first
+
+    def _split(self, client: int, share: float) -> tuple[Tensor, Tensor]:
+        """Rows held out and rows trained on; a client of one sample has it in both."""
+        n = len(self._samples[client].labels)
+        held = min(n - 1, math.ceil(share * n))
+        order = torch.randperm(n, generator=generator(self.seed, client, 0, "held out"))
+        return (order[:held] if held else order), order[held:].sort().values
 
     def samples(self, client: int) -> int:
         """How many samples that client holds."""
@@ -150,7 +160,11 @@ class ShardedData:
 
     def steps(self, client: int) -> int:
         """Batches in one local epoch: the last one is filled up."""
-        return -(-self.samples(client) // self.batch_size)
+        return -(-self._trained(client) // self.batch_size)
+
+    def _trained(self, client: int) -> int:
+        """Samples of one local epoch."""
+        return len(self._kept_back[client][1]) if self.samples(client) else 0
 
     def epoch(self, clients: Sequence[int], round: int, epoch: int) -> Iterator[Batch]:
         """One local epoch of a lane; a client whose batches are over is inactive."""
@@ -158,21 +172,39 @@ class ShardedData:
         for step in range(max(self.steps(k) for k in clients)):
             yield self._batch(clients, orders, round, epoch, step)
 
+    def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
+        """One batch of held-out samples, drawn at the address of the step it follows."""
+        orders = []
+        for client in clients:
+            rows = self._kept_back[client][0]
+            number = epoch * self.steps(client) + step
+            draws = generator(self.seed, client, round, "held-out batch", number)
+            orders.append(rows[torch.randperm(len(rows), generator=draws)])
+        return self._batch(clients, orders, round, epoch, step, at=torch.arange(self.batch_size))
+
     def _order(self, client: int, round: int, epoch: int) -> Tensor:
+        rows = self._kept_back[client][1]
         draws = generator(self.seed, client, round, "shuffle", epoch)
-        return torch.randperm(len(self._samples[client].labels), generator=draws)
+        return rows[torch.randperm(len(rows), generator=draws)]
 
     def _batch(
-        self, clients: Sequence[int], orders: list[Tensor], round: int, epoch: int, step: int
+        self,
+        clients: Sequence[int],
+        orders: list[Tensor],
+        round: int,
+        epoch: int,
+        step: int,
+        at: Tensor | None = None,
     ) -> Batch:
-        at = torch.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        if at is None:
+            at = torch.arange(step * self.batch_size, (step + 1) * self.batch_size)
         images, labels, weight = [], [], []
         for client, order in zip(clients, orders, strict=True):
             held = self._samples[client]
             rows = self._send(order[at % len(order)])  # cyclically: filling is the client's own
             images.append(held.images[rows])
             labels.append(held.labels[rows])
-            weight.append(at < self.samples(client))
+            weight.append(at < (len(order) if self.samples(client) else 0))
         active = torch.tensor([step < self.steps(k) for k in clients])
         stacked = self._views(torch.stack(images), clients, round, epoch, step)
         return Batch(

@@ -40,6 +40,9 @@ class TrainData(Protocol):
     def epoch(self, clients: Sequence[int], round: int, epoch: int) -> Iterator[Batch]:
         """The batches of one local epoch for a lane; as many as its longest client has."""
 
+    def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
+        """One batch of samples that `epoch` never yields; only asked for if a share is held out."""
+
 
 class TestData(Protocol):
     """The test samples, the same on every rank. Used to report, never to choose."""

@@ -24,7 +24,7 @@ from fedcore.errors import ConfigError, ShardError, StorageError
 from fedcore.server.comm import Comm, together
 
 FORMAT = 1
-GROUPS = ("params", "buffers", "memory")
+GROUPS = ("params", "buffers", "memory", "kept")
 
 
 def write_atomically(path: Path, text: str) -> None:

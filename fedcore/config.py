@@ -181,13 +181,61 @@ class GuardConfig(Section):
         return self
 
 
+class UncertaintyConfig(Section):
+    """Descent on the sigma loss of two log-variances. It has no settings."""
+
+
+class GradNormConfig(Section):
+    """Gradient norms of the base and the align loss at the prototypes are balanced."""
+
+    asymmetry: Share = 0.0
+    """GradNorm's alpha: 0 = equal norms; more = the loss that falls slower pulls harder."""
+
+
+class HypergradientConfig(Section):
+    """log lambda descends the client's held-out base loss, differentiated through its steps."""
+
+    horizon: Positive = 1
+    """Steps after which lambda moves; more than one costs a Hessian-vector product a step."""
+    rate: PositiveFloat = 10.0
+    """Step of log lambda per unit of the gradient."""
+    held_out: Annotated[float, Field(gt=0, le=0.5)] = 0.2
+    """Share of each client's samples that is kept back from its training."""
+
+
+class LearnedConfig(Section):
+    """Who moves lambda: at most one; none = it stays where it starts. `true` = uncertainty."""
+
+    uncertainty: UncertaintyConfig | None = None
+    """The sigma loss (v10...v14)."""
+    gradnorm: GradNormConfig | None = None
+    """Balanced gradient norms."""
+    hypergradient: HypergradientConfig | None = None
+    """The held-out loss."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_word(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            return {"uncertainty": {}} if value else {}
+        if isinstance(value, str):
+            return {value: {}}
+        return value
+
+    @model_validator(mode="after")
+    def _one(self) -> LearnedConfig:
+        if sum(getattr(self, name) is not None for name in type(self).model_fields) > 1:
+            raise ValueError("at most one of `uncertainty`, `gradnorm` and `hypergradient`")
+        return self
+
+
 class RuleConfig(Section):
     """The weight lambda of the alignment loss. A key left null keeps the algorithm's own value."""
 
     start: StartConfig | None = None
     """Where lambda starts."""
-    learned: bool | None = None
-    """Whether the two log-variances follow the sigma loss."""
+    learned: LearnedConfig | None = None
+    """Who moves lambda: uncertainty (or true), gradnorm, hypergradient; false = nobody."""
     anneal: str | None = None
     """s(p): constant, linear, cosine, consensus."""
     slots: tuple[Literal["weights", "align", "log"], ...] | None = None
@@ -196,6 +244,8 @@ class RuleConfig(Section):
     """Whether p counts local epochs or rounds."""
     guard: GuardConfig | None = None
     """What keeps lambda from exploding; `{}` = nothing."""
+    bound: Share | None = None
+    """lambda = bound * sigmoid(theta), with theta learned; 0 = no bound."""
 
 
 class AlgorithmConfig(Section):
@@ -208,15 +258,25 @@ class AlgorithmConfig(Section):
     base: tuple[str, ...] | None = None
     """Loss terms of the base loss."""
     align: tuple[str, ...] | None = None
-    """Loss terms of the alignment loss."""
+    """Loss terms of the alignment loss, which lambda weighs."""
     terms: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Settings of single terms, e.g. {supcon: {temperature: 0.1}}."""
     anchor: str | None = None
-    """etf, gaussian or spread."""
+    """etf, gaussian, spread or consensus_path."""
     rule: RuleConfig = RuleConfig()
     """The lambda rule."""
+    classifier: Literal["prototypes", "anchors"] | None = None
+    """prototypes: learnable. anchors: the prototypes are the anchors, and stay (FedETF)."""
+    upload: Literal["prototypes", "mean_features"] | None = None
+    """What stands for a class: the learned prototype, or its mean feature (FedProto)."""
+    control_variates: bool | None = None
+    """Correct each local gradient by SCAFFOLD's control variates."""
     combine: str | None = None
-    """How prototypes are combined: mean_of_present, mean, by_samples."""
+    """How prototypes are combined: mean_of_present, mean, by_samples, server_optimised."""
+    combine_settings: dict[str, float] = Field(default_factory=dict)
+    """Settings of that rule, e.g. {steps: 200, gamma: 1} of server_optimised."""
+    fuse: str | None = None
+    """How whole models become one: mean (by samples), optimal_transport (neurons matched first)."""
     readout: str | None = None
     """The read-out that `test_accuracy` reports."""
 

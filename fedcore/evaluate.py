@@ -42,7 +42,7 @@ class Ensemble:
     """
 
     about: str
-    over: str  # "features": width D; "classes": width C
+    width: Callable[[int, int], int]  # (C, D) -> columns of a contribution
     contribution: Callable[[Seen], Tensor]
     predict: Callable[[Tensor, Tensor], Tensor]
 
@@ -55,29 +55,46 @@ def _nearest_prototype(total: Tensor, prototypes: Tensor) -> Tensor:
     return (total @ prototypes.T).argmax(1)
 
 
-def _informative(seen: Seen) -> Tensor:
-    """(1 - cos(f_k(x), f_k(noise))) f_k(x): a model that sees x as it sees noise has no say."""
-    return seen.features * (1 - seen.features @ seen.noise)[:, None]
+def _informativeness(seen: Seen) -> Tensor:
+    """1 - cos(f_k(x), f_k(noise)) [m, 1]: a model that sees x as it sees noise has no say."""
+    return 1 - (seen.features @ seen.noise)[:, None]
+
+
+def _weighed_by_mean(total: Tensor, prototypes: Tensor) -> Tensor:
+    return _nearest_prototype(total[:, :-1] * total[:, -1:], prototypes)
+
+
+def _features(classes: int, width: int) -> int:
+    return width
 
 
 READOUTS.add(
     "feature_ensemble",
-    Ensemble("argmax (sum_k w_k z_k) G^T", "features", lambda s: s.features, _nearest_prototype),
+    Ensemble("argmax (sum_k w_k z_k) G^T", _features, lambda s: s.features, _nearest_prototype),
 )
 READOUTS.add(
     "iffi",
     Ensemble(
         "feature_ensemble with w_k (1 - cos(z_k(x), z_k(noise))) per sample and model",
-        "features",
-        _informative,
+        _features,
+        lambda s: s.features * _informativeness(s),
         _nearest_prototype,
+    ),
+)
+READOUTS.add(
+    "iffi_published",
+    Ensemble(
+        "iffi with the informativeness averaged over models: it cancels, as in feature_ensemble",
+        lambda classes, width: width + 1,
+        lambda s: torch.cat([s.features, _informativeness(s)], 1),
+        _weighed_by_mean,
     ),
 )
 READOUTS.add(
     "output_ensemble",
     Ensemble(
         "argmax sum_k w_k softmax(z_k P_k^T)",
-        "classes",
+        lambda classes, width: classes,
         lambda s: s.logits.softmax(1),
         lambda total, prototypes: total.argmax(1),
     ),
@@ -103,7 +120,7 @@ class Tally:
         size = 0
         for name, readout in READOUTS:
             self.offsets[name] = size
-            size += m * (width if readout.over == "features" else classes)
+            size += m * readout.width(classes, width)
         self._counts = size
         self.sums = ExactSum(size + len(clients) + 1, 2.0, device)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +20,10 @@ from fedcore.config import RunConfig
 from fedcore.errors import Stopped, StorageError
 from fedcore.evaluate import Evaluator
 from fedcore.schedule import progress
-from fedcore.server.collective import Collected, ServerCollective, average_models
+from fedcore.server import consensus
+from fedcore.server.collective import Collected, ServerCollective
 from fedcore.server.comm import Comm
+from fedcore.server.fusion import FUSIONS, ClientModel, average_models
 from fedcore.telemetry.events import ClientEvent, ResumeEvent, RoundEvent, WarningEvent
 from fedcore.telemetry.telemetry import Telemetry
 
@@ -72,6 +74,8 @@ class Federation:
         self._seconds: dict[str, float] = {}
         self._trained: set[int] = set()
         self._saved = -1
+        self._variance = 0.0
+        self._told = False  # that lambda has exploded
         comm.watcher = self._watch
 
     def run(self) -> Outcome:
@@ -96,6 +100,7 @@ class Federation:
         }
         like = self.group.state.params["prototypes"]
         state.weights = {k: v.to(like.device) for k, v in weights.items()} or None
+        state.control = {k: held[f"control/{k}"].to(like.device) for k in state.control}
         state.first_spread, state.prototype_std = facts["first_spread"], facts["prototype_std"]
         self.outcome = Outcome(**facts["outcome"])
         for round in range(self.outcome.rounds):
@@ -113,8 +118,7 @@ class Federation:
         with self._phase("collect"):
             got = self.server.collect(upload, round)
             self._trained |= order.participants
-            if self.group.algorithm.mode == "averaged":
-                self.server.state.weights = self._average(order.participants)
+            self._fold_models(order.participants)
         if (round + 1) % self.config.evaluate.every == 0 or self._last(round):
             with self._phase("evaluate"):
                 self._evaluate()
@@ -122,32 +126,44 @@ class Federation:
         self.outcome.rounds = round + 1
         self._report(round, order.spread, got, order.participants)
 
-    def _average(self, clients: set[int] | frozenset[int]) -> Tensors:
-        """The mean model over `clients`, weighted by samples."""
-        share = self._shares(clients)
-        state = self.group.state
-        models = [
-            ({k: v[row] for k, v in state.model_tensors().items()}, share[client])
-            for row, client in enumerate(self.group.clients)
-            if client in share
-        ]
-        model = self.group.model
-        return average_models(
-            self.comm, models, dict(model.named_parameters()) | dict(model.named_buffers())
-        )
+    def _fold_models(self, clients: frozenset[int]) -> None:
+        """What the server keeps of whole models, in the modes in which it does."""
+        algorithm, state = self.group.algorithm, self.server.state
+        if algorithm.mode == "averaged":
+            state.weights = self._fuse(clients)
+        if algorithm.control_variates:  # c is the mean of all c_k, at every time
+            own, share = self.group.state.kept_under("control"), self._shares(self.server.clients)
+            rows = enumerate(self.group.clients)
+            parts = [({n: v[row] for n, v in own.items()}, share[k]) for row, k in rows]
+            state.control = average_models(self.comm, parts, self.server.start)
 
-    def _shares(self, clients: set[int] | frozenset[int]) -> dict[int, float]:
+    def _models(self, clients: Collection[int]) -> list[ClientModel]:
+        """Those of this rank's models that are among `clients`."""
+        share, tensors = self._shares(clients), self.group.state.model_tensors()
+        return [
+            ClientModel(k, {name: v[row] for name, v in tensors.items()}, share[k])
+            for row, k in enumerate(self.group.clients)
+            if k in share
+        ]
+
+    def _fuse(self, clients: Collection[int]) -> Tensors:
+        """One model of all of `clients`, as the algorithm says."""
+        fuse = FUSIONS.get(self.group.algorithm.fuse)
+        return fuse(self.comm, self.group.model, self._models(clients), self._shares(clients))
+
+    def _shares(self, clients: Collection[int]) -> dict[int, float]:
         total = sum(self.samples[k] for k in clients)
         return {k: self.samples[k] / total for k in clients}
 
     def _evaluate(self) -> None:
-        averaged = self.server.state.weights or self._average(self._trained)
+        averaged = self.server.state.weights or self._fuse(self._trained)
         accuracy = self.evaluator(
             self.group, self._shares(self._trained), self.server.state.prototypes, averaged
         )
         main = accuracy[self.group.algorithm.readout]
         self.outcome.accuracy, self.outcome.test_accuracy = accuracy, main
         self.outcome.best_test_accuracy = max(main, self.outcome.best_test_accuracy or 0.0)
+        self._variance = consensus.model_variance(self.comm, self._models(self._trained), averaged)
 
     def _report(self, round: int, spread: float, got: Collected, clients: frozenset[int]) -> None:
         events = self._client_events(round, spread, got)
@@ -166,6 +182,10 @@ class Federation:
             annealing_factor=events[0].annealing_factor,
             accuracy=dict(self.outcome.accuracy) if evaluated else {},
             prototype_std=self.server.state.prototype_std,
+            unit_prototype_std=consensus.unit_prototype_std(got.prototypes, got.counts),
+            global_prototype_std=consensus.global_prototype_std(self.server.state.prototypes),
+            model_variance=self._variance if evaluated else None,
+            lambda_exploded=len(self._exploded(events, round)),
             seconds=dict(self._seconds),
             samples_per_second=trained
             / max(self._seconds["train"] + self._seconds["collect"], 1e-9),
@@ -173,12 +193,28 @@ class Federation:
         )
         self.telemetry.write([*events, summary], own=set(self.group.clients))
 
+    def _exploded(self, events: Sequence[ClientEvent], round: int) -> list[int]:
+        """Clients whose raw lambda is above its limit; told when the first one is."""
+        limit = self.group.algorithm.rule.limit
+        found = [e.client for e in events if e.lambda_raw > limit]
+        if found and not self._told:
+            worst = max(events, key=lambda e: e.lambda_raw)
+            message = (
+                f"raw lambda of {len(found)} of {len(events)} clients is above {limit:g}: client "
+                f"{worst.client} has {worst.lambda_raw:.4g}, its closed form is "
+                f"{worst.lambda_equilibrium:.4g}. A guard (algorithm.rule.guard or .bound) holds it"
+            )
+            self.telemetry.write([WarningEvent(round, message)])
+            self._told = True
+        return found
+
     def _client_events(self, round: int, spread: float, got: Collected) -> list[ClientEvent]:
         epochs, rule = self.config.clients.local_epochs, self.group.algorithm.rule
         at = progress(round, self.config.rounds, epochs - 1, epochs, spread, like=got.prototypes)
         columns = got.columns
-        log_var = torch.stack([columns["local"], columns["other"]], 1)
-        equilibrium = rule.equilibrium(columns["base"], columns["align"], log_var, at)
+        equilibrium = rule.equilibrium(
+            columns["base"], columns["align"], columns["lambda_raw"], columns["rest"], at
+        )
         names = self.group.algorithm.term_names
         return [
             ClientEvent(
@@ -223,6 +259,7 @@ class Federation:
         state = self.server.state
         tensors = {"prototypes": state.prototypes, "anchors": self.server.anchors}
         tensors |= {f"weights/{k}": v for k, v in (state.weights or {}).items()}
+        tensors |= {f"control/{k}": v for k, v in state.control.items()}
         facts = {
             "config": self.identity,
             "first_spread": state.first_spread,

@@ -12,6 +12,7 @@ from data_shards.manifest import Manifest
 from data_shards.read import ShardedData, TestSamples
 from data_shards.sources import SOURCES
 from fedcore.algorithms import Algorithm, resolve
+from fedcore.algorithms.resolve import check_settings
 from fedcore.checkpoint import Checkpoints
 from fedcore.clients.assign import balance, form_lanes
 from fedcore.clients.group import ClientGroup
@@ -21,13 +22,16 @@ from fedcore.errors import ConfigError
 from fedcore.evaluate import READOUTS, SINGLE, Evaluator
 from fedcore.federation import Federation
 from fedcore.models import MODELS, ModelSpec
+from fedcore.models.neurons import neuron_groups
 from fedcore.models.proto_head import ProtoHead, build_model
 from fedcore.objective.anchors import ANCHORS
+from fedcore.objective.learners import Hypergradient
 from fedcore.registry import nearest
 from fedcore.schedule import SCHEDULES
 from fedcore.server.collective import ServerCollective
 from fedcore.server.combine import COMBINES
 from fedcore.server.comm import together
+from fedcore.server.fusion import FUSIONS
 from fedcore.telemetry.telemetry import Telemetry
 from launcher.world import World
 
@@ -39,7 +43,12 @@ def check_names(config: RunConfig) -> Algorithm:
     algorithm = resolve(config.algorithm)
     SOURCES.get(config.data.source)
     MODELS.get(config.model.name)
-    COMBINES.get(algorithm.combine)
+    check_settings(
+        COMBINES.get(algorithm.combine),
+        dict(algorithm.combine_settings),
+        "algorithm.combine_settings",
+    )
+    FUSIONS.get(algorithm.fuse)
     SCHEDULES.get(config.clients.lr_schedule, "clients.lr_schedule")
     readouts = [*READOUTS.names(), *SINGLE]
     if algorithm.readout not in readouts:
@@ -56,13 +65,13 @@ def build_objects(
     spec = ModelSpec(*shape, classes, config.model.feature_dim)
     model = build_model(config.model.name, spec, config.seed)
     width = model.prototypes.shape[1]
-    rule = ANCHORS.get(algorithm.anchor)
-    # without an align term nothing looks at anchors, and any D will do
-    anchors = (
-        rule(classes, width, config.seed)
-        if algorithm.align
-        else torch.zeros(classes, width, dtype=torch.float64)
-    )
+    anchors = torch.zeros(classes, width, dtype=torch.float64)  # any D will do without some
+    if algorithm.anchor is not None:
+        anchors = ANCHORS.get(algorithm.anchor).points(classes, width, config.seed)
+    if algorithm.classifier == "anchors":
+        model.prototypes.data.copy_(anchors)
+    if algorithm.fuse == "optimal_transport":
+        neuron_groups(model)  # raises for a model whose neurons it cannot match
     return algorithm, model, anchors
 
 
@@ -92,7 +101,7 @@ def build(
         rounds=config.rounds,
         per_round=config.clients.per_round,
         seed=config.seed,
-        like=model.prototypes,
+        start=dict(model.named_parameters()),
     )
     return Federation(
         config,
@@ -128,6 +137,7 @@ def _group(
         device=world.device,
         dtype=dtype,
         augment=config.data.augment,
+        held_out=held_out(algorithm),
     )
     model.to(world.device, dtype)
     return ClientGroup(
@@ -140,6 +150,12 @@ def _group(
         epochs=config.clients.local_epochs,
         autocast=config.precision == "bf16",
     )
+
+
+def held_out(algorithm: Algorithm) -> float:
+    """Share of each client's samples that is kept back from training, for the learner of lambda."""
+    learner = algorithm.rule.learner
+    return learner.held_out if isinstance(learner, Hypergradient) else 0.0
 
 
 def hyper(config: RunConfig) -> Hyper:

@@ -65,6 +65,10 @@ class ToyData:
             parts = [self._one(k, round, epoch, step) for k in clients]
             yield Batch(*(torch.stack(column) for column in zip(*parts, strict=True)))
 
+    def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
+        parts = [self._one(k, round, epoch + 100, step % self.steps(k)) for k in clients]
+        return Batch(*(torch.stack(column) for column in zip(*parts, strict=True)))
+
     def _one(self, client: int, round: int, epoch: int, step: int) -> Batch:
         n = self.sizes[client]
         order = torch.randperm(n, generator=generator(0, client, round, "shuffle", epoch))
@@ -111,28 +115,46 @@ def toy_group(
 ) -> ClientGroup:
     """A client group of that algorithm."""
     sizes = [n if k in clients else 0 for k, n in enumerate(data.sizes)]
+    model, algorithm = toy_model(), ALGORITHMS.get(name)
+    if algorithm.classifier == "anchors":
+        model.prototypes.data.copy_(toy_anchors(name))
     return ClientGroup(
         form_lanes(sizes, width),
         data,
-        toy_model(),
-        ALGORITHMS.get(name),
+        model,
+        algorithm,
         replace(HYPER, **hyper),
         rounds=rounds,
         epochs=2,
     )
 
 
+def toy_anchors(name: str) -> Tensor:
+    """The anchors of that algorithm, or zeros."""
+    chosen = ALGORITHMS.get(name).anchor
+    if chosen is None:
+        return torch.zeros(CLASSES, WIDTH, dtype=torch.float64)
+    return ANCHORS.get(chosen).points(CLASSES, WIDTH, 0)
+
+
 def toy_order(
     name: str, round: int, clients: Sequence[int], weights: dict[str, Tensor] | None = None
 ) -> Order:
     """An order as the server would give it."""
-    anchors = ANCHORS.get(ALGORITHMS.get(name).anchor)(CLASSES, WIDTH, 0)
+    anchors = toy_anchors(name)
+    start = {k: v.detach().clone() for k, v in toy_model().named_parameters()}
+    control = {k: torch.zeros_like(v) for k, v in start.items()}
     return Order(
         round,
         0.0,
         1.0,
         1.0,
-        Targets(anchors, torch.zeros_like(anchors)),
+        Targets(
+            anchors,
+            torch.zeros_like(anchors),
+            weights or start,
+            control if ALGORITHMS.get(name).control_variates else {},
+        ),
         weights,
         frozenset(clients),
     )

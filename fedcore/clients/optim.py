@@ -25,12 +25,23 @@ class Hyper:
     carry_momentum: bool
 
 
-def clip_each(grads: Tensors, max_norm: float) -> tuple[Tensors, Tensor]:
-    """Scale each client's gradient to norm <= max_norm; also its norm [K] before that."""
-    squares = [g.flatten(1).square().sum(1) for g in grads.values()]
+def clip_each(grads: Tensors, max_norm: float) -> tuple[Tensors, Tensor, Tensor]:
+    """Scale each client's gradient to norm <= max_norm; also the scale [K] and the norm [K] before.
+
+    Squares of the log-variances' gradient are taken in float64: a loss far from its variance has
+    one that float32 cannot square, and an infinite norm would stop all of the client's parameters.
+    """
+    wide = {k: g.double() if k == "log_var" else g for k, g in grads.items()}
+    squares = [g.flatten(1).square().sum(1).double() for g in wide.values()]
     norm = torch.stack(squares).sum(0).sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1)
-    return {k: g * scale.view(-1, *[1] * (g.dim() - 1)) for k, g in grads.items()}, norm
+    clipped = {k: (g * over(scale.to(wide[k].dtype), g)).to(g.dtype) for k, g in grads.items()}
+    return clipped, scale, norm
+
+
+def over(values: Tensor, like: Tensor) -> Tensor:
+    """`values` [K] with axes of length 1 added, so that it broadcasts against `like` [K, ...]."""
+    return values.view(-1, *[1] * (like.dim() - 1))
 
 
 def sgd(state: ClientState, grads: Tensors, hyper: Hyper, at: Progress) -> ClientState:
@@ -42,7 +53,7 @@ def sgd(state: ClientState, grads: Tensors, hyper: Hyper, at: Progress) -> Clien
     memory, moved = {}, {}
     for name, value in state.moved_tensors().items():
         grad = grads.get(name)
-        if grad is None:  # a lambda that is not learned
+        if grad is None:  # a lambda that no gradient moves, a classifier that is fixed
             memory[name], moved[name] = state.memory[name], value
             continue
         own = name == "log_var"
@@ -53,4 +64,4 @@ def sgd(state: ClientState, grads: Tensors, hyper: Hyper, at: Progress) -> Clien
     log_var = moved.pop("log_var")
     if "log_var" in grads:
         log_var = log_var.clamp(-LOG_VAR_LIMIT, LOG_VAR_LIMIT)
-    return ClientState(moved, state.buffers, log_var, memory, state.steps + 1)
+    return ClientState(moved, state.buffers, log_var, memory, state.steps + 1, state.kept)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ class ClientState:
     log_var: Tensor  # [K, 2] log sigma^2 of (local, align)
     memory: Tensors  # optimiser memory, keyed like params plus "log_var"; empty between rounds
     steps: Tensor  # [K] int64, optimiser steps done since the start of the run
+    kept: Tensors = field(default_factory=dict)  # each [K, ...]; what only some algorithms keep
 
     @classmethod
     def start(
@@ -51,6 +52,19 @@ class ClientState:
         """What makes a client's model: parameters and buffers, in a fixed order."""
         return self.params | self.buffers
 
+    def keep(self, prefix: str, like: Tensors) -> None:
+        """Keep a zero for each of the tensors `like`, under `prefix/name`."""
+        self.kept |= {f"{prefix}/{k}": torch.zeros_like(v) for k, v in like.items()}
+
+    def kept_under(self, prefix: str) -> Tensors:
+        """The tensors kept under `prefix/`, by name."""
+        start = prefix + "/"
+        return {k.removeprefix(start): v for k, v in self.kept.items() if k.startswith(start)}
+
+    def drop(self, prefix: str) -> None:
+        """Forget what is kept under `prefix/`."""
+        self.kept = {k: v for k, v in self.kept.items() if not k.startswith(prefix + "/")}
+
     def take(self, lane: Tensor) -> ClientState:
         """The clients at rows `lane`, copied."""
         return _each(lambda x: x[lane], self)
@@ -76,8 +90,8 @@ class ClientState:
 def _each(function: Any, *states: ClientState) -> ClientState:
     """Apply `function` to the same tensor of every state."""
     parts: list[Any] = []
-    for field in fields(ClientState):
-        values = [getattr(state, field.name) for state in states]
+    for each in fields(ClientState):
+        values = [getattr(state, each.name) for state in states]
         if isinstance(values[0], dict):
             parts.append({k: function(*(v[k] for v in values)) for k in values[0]})
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,18 @@ from fedcore.errors import ConfigError
 from fedcore.registry import Registry
 from fedcore.seeds import EVERYONE, generator
 
-AnchorRule = Callable[[int, int, int], Tensor]
+
+@dataclass(frozen=True)
+class AnchorRule:
+    """Where the prototypes are drawn to."""
+
+    points: Callable[[int, int, int], Tensor]  # (C, D, seed) -> a [C, D]
+    path: bool = False  # the target walks from the round's first P to a, by local epochs (V8)
+
+    def target(self, points: Tensor, start: Tensor, local: Tensor) -> Tensor:
+        """What the align loss sees: a, or (1 - p_local) P_start + p_local a. All [C, D]."""
+        return torch.lerp(start, points, local) if self.path else points
+
 
 ANCHORS: Registry[AnchorRule] = Registry("algorithm.anchor")
 
@@ -72,6 +84,7 @@ def spread(classes: int, width: int, seed: int, steps: int = 1000) -> Tensor:
     return F.normalize(free.detach(), dim=1)
 
 
-ANCHORS.add("etf", etf)
-ANCHORS.add("gaussian", gaussian)
-ANCHORS.add("spread", spread)
+ANCHORS.add("etf", AnchorRule(etf))
+ANCHORS.add("gaussian", AnchorRule(gaussian))
+ANCHORS.add("spread", AnchorRule(spread))
+ANCHORS.add("consensus_path", AnchorRule(etf, path=True))

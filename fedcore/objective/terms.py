@@ -69,6 +69,37 @@ def feature_to_anchor(view: View) -> Tensor:
     return view.mean((view.features - view.anchors[view.labels]).square().mean(1))
 
 
+def feature_to_global(view: View) -> Tensor:
+    """Mean of (z_i - G_{y_i})^2 over the samples whose class has a global prototype, and over D
+    (FedProto, Tan et al. 2022: the pull to the mean embedding of all clients)."""
+    known = (view.global_prototypes != 0).any(1).to(view.weight.dtype)[view.labels]
+    rows = (view.features - view.global_prototypes[view.labels]).square().mean(1)
+    return view.mean(rows * known)
+
+
+def dot_regression(view: View) -> Tensor:
+    """Mean of (a_{y_i} . z_i - 1)^2 / 2 (Yang et al. 2022): only the own anchor pulls."""
+    return view.mean(0.5 * ((view.features * view.anchors[view.labels]).sum(1) - 1).square())
+
+
+def balanced_softmax(view: View, scale: float = 10.0, power: float = 1.0) -> Tensor:
+    """CE(scale z a^T + power log n, y), n the client's label counts (Li et al. 2023).
+
+    A class the client does not hold is left out of the softmax. `scale` is the paper's beta.
+    """
+    counts = view.label_counts.to(view.features.dtype)
+    # finite instead of -inf: 0 * inf in the gradient would be NaN
+    prior = torch.where(counts > 0, power * counts.clamp(min=1).log(), -1e4)
+    logits = scale * view.features @ view.anchors.T + prior
+    return view.mean(F.cross_entropy(logits, view.labels, reduction="none"))
+
+
+def proximal(view: View, mu: float = 0.01) -> Tensor:
+    """mu/2 |w - w_t|^2, w_t the model of the round's start (FedProx, Li et al. 2020, eq. 2)."""
+    squares = [(w - view.global_params[name]).square().sum() for name, w in view.params.items()]
+    return 0.5 * mu * torch.stack(squares).sum()
+
+
 for _term in (
     cross_entropy,
     supcon,
@@ -77,5 +108,9 @@ for _term in (
     proto_to_anchor,
     present_proto_to_anchor,
     feature_to_anchor,
+    feature_to_global,
+    dot_regression,
+    balanced_softmax,
+    proximal,
 ):
     TERMS.add(_term.__name__, _term)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,9 @@ class View(NamedTuple):
     global_prototypes: Tensor  # G [C, D] of the last aggregation (zeros before the first)
     labels: Tensor  # y [R] int64
     weight: Tensor  # [R] 1 for a sample, 0 for filling
+    label_counts: Tensor  # n [C], the client's own label histogram
+    params: Mapping[str, Tensor]  # w, all parameters by name, prototypes included
+    global_params: Mapping[str, Tensor]  # of the last averaged model, or of the common start
 
     @property
     def present(self) -> Tensor:

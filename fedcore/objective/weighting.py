@@ -15,11 +15,17 @@ import torch
 from torch import Tensor
 
 from fedcore.errors import ConfigError
+from fedcore.objective.guards import Form, Guard, LogVariances, NoGuard
+from fedcore.objective.learners import Learner, Uncertainty
 from fedcore.schedule import Clock, Constant, Progress, Schedule
 
 LOG_VAR_LIMIT = 30.0
 """A learned log-variance stays within +-30, so that e^(l-a) is finite in float32. A loss that is
 exactly 0 would otherwise pull its log-variance to minus infinity."""
+
+
+LAMBDA_MAX = 50.0
+"""The published lambda_max, for rules that have none."""
 
 
 class Slot(Flag):
@@ -61,58 +67,6 @@ class FromEntropy:
         return self.low + (self.high - self.low) * share_of_most
 
 
-class Guard(Protocol):
-    def penalty(self, local: Tensor, align: Tensor) -> Tensor:
-        """What is added to the sigma loss at log-variances l and a."""
-
-    def rest(self, B: Tensor, dA: Tensor, k: Tensor) -> Tensor:
-        """Raw lambda at which the guarded sigma loss is at rest, for losses held at B and dA."""
-
-
-@dataclass(frozen=True)
-class NoGuard:
-    """lambda* = k B / (d A)."""
-
-    def penalty(self, local: Tensor, align: Tensor) -> Tensor:
-        return torch.zeros_like(local)
-
-    def rest(self, B: Tensor, dA: Tensor, k: Tensor) -> Tensor:
-        return k * B / dA
-
-
-@dataclass(frozen=True)
-class InverseVariance:
-    """gamma e^-a, so lambda* = k B / (d A + 2 gamma): bounded by B / 2 gamma (V13)."""
-
-    gamma: float
-
-    def penalty(self, local: Tensor, align: Tensor) -> Tensor:
-        return self.gamma * torch.exp(-align)
-
-    def rest(self, B: Tensor, dA: Tensor, k: Tensor) -> Tensor:
-        return k * B / (dA + 2 * self.gamma)
-
-
-@dataclass(frozen=True)
-class Hinge:
-    """gamma relu(raw - lambda_max): nothing below lambda_max, a pull back above it (V14)."""
-
-    gamma: float
-    lambda_max: float
-
-    def penalty(self, local: Tensor, align: Tensor) -> Tensor:
-        return self.gamma * torch.relu(torch.exp(local - align) - self.lambda_max)
-
-    def rest(self, B: Tensor, dA: Tensor, k: Tensor) -> Tensor:
-        """k B / d A while below lambda_max; above, the root r of the two rest conditions
-        B/u = 1 + 2 gamma r and dA/v = k - 2 gamma r with r = u/v, never below the hinge's kink."""
-        free = k * B / dA
-        b = dA + 2 * self.gamma * B
-        # the stable form of the quadratic's positive root: no cancellation for a small gamma
-        root = 2 * k * B / (b + torch.sqrt(b * b + 8 * self.gamma * dA * B * k))
-        return torch.where(free <= self.lambda_max, free, root.clamp(min=self.lambda_max))
-
-
 class Weighted(NamedTuple):
     """The loss to differentiate, and the lambda that was in it. Each [...]."""
 
@@ -123,47 +77,71 @@ class Weighted(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LambdaRule:
-    """How lambda starts, whether it is learned, and how it is annealed and guarded."""
+    """How lambda starts, who moves it, and how it is annealed and guarded.
+
+    A client's lambda is held in two numbers [..., 2], as `form` reads them: l and a, as a rule.
+    """
 
     start: StartRule = Fixed(0.0)
-    learned: bool = False
+    learner: Learner | None = None  # None = it stays where it starts
     anneal: Schedule = Constant()
     slots: Slot = Slot.NONE
     clock: Clock = "epoch"
     guard: Guard = NoGuard()
+    form: Form = LogVariances()
 
     def __post_init__(self) -> None:
-        if not self.learned and self.slots & (Slot.ALIGN | Slot.LOG):
-            raise ConfigError(
-                "algorithm.rule.slots",
-                [s.name.lower() for s in self.slots if s.name],
-                "weights only, since a lambda that is not learned has no sigma loss",
-                "algorithm.rule.learned=true, or slots: [weights]",
-            )
+        if self.has_sigma_loss:
+            return
+        if self.slots & (Slot.ALIGN | Slot.LOG):
+            slots = [s.name.lower() for s in self.slots if s.name]
+            self._refuse("slots", slots, "weights only", "slots: [weights]")
+        if self.guard != NoGuard():
+            self._refuse("guard", self.guard, "no guard", "guard: {}")
+        if self.form != LogVariances():
+            self._refuse("bound", self.form, "no bound", "bound: null")
+
+    @staticmethod
+    def _refuse(key: str, got: object, want: str, way_out: str) -> None:
+        reason = f"{want}, since without `learned: uncertainty` there is no sigma loss"
+        raise ConfigError(
+            f"algorithm.rule.{key}", got, reason, f"learned: uncertainty, or {way_out}"
+        )
+
+    @property
+    def has_sigma_loss(self) -> bool:
+        """Whether lambda follows the sigma loss."""
+        return isinstance(self.learner, Uncertainty)
+
+    @property
+    def limit(self) -> float:
+        """Raw lambda above which it counts as exploded: the rule's own lambda_max, or the usual."""
+        bounds = [getattr(part, "lambda_max", None) for part in (self.guard, self.form)]
+        return next((float(b) for b in bounds if b is not None), LAMBDA_MAX)
 
     def first_log_var(self, label_counts: Tensor) -> Tensor:
-        """(l, a) = (ln lambda0, 0) [..., 2] for label histograms [..., C]. Float64."""
-        local = torch.log(self.start(label_counts))
-        if self.learned:  # a lambda0 of 0 could never be left: keep it inside the range
-            local = local.clamp(-LOG_VAR_LIMIT, LOG_VAR_LIMIT)
-        return torch.stack([local, torch.zeros_like(local)], dim=-1)
+        """The two numbers [..., 2] of lambda0, for label histograms [..., C]. Float64."""
+        numbers = self.form.start(self.start(label_counts))
+        if self.learner is None:  # lambda0 = 0 is exp(-inf), and stays
+            return numbers
+        return numbers.clamp(-LOG_VAR_LIMIT, LOG_VAR_LIMIT)  # a lambda0 of 0 could never be left
 
     def factor(self, at: Progress) -> Tensor:
         """s(p) on this rule's clock."""
         return self.anneal(at.on(self.clock))
 
     def weigh(self, base: Tensor, align: Tensor, log_var: Tensor, at: Progress) -> Weighted:
-        """Losses B, A [...] and log-variances [..., 2] to the loss and the lambda used.
+        """Losses B, A [...] and the two numbers [..., 2] to the loss and the lambda used.
 
         The weight loss sees a detached lambda, the sigma loss sees detached losses: this is the
         only place where the two meet.
         """
-        local, other = log_var[..., 0], log_var[..., 1]
+        local, other = self.form.log_variances(log_var).unbind(-1)
         s = self.factor(at)
         raw = torch.exp(local - other).detach()
         effective = raw * s if Slot.WEIGHTS in self.slots else raw
         loss = base + effective * align
-        if self.learned:
+        if self.has_sigma_loss:
             loss = loss + self.sigma_loss(base.detach(), align.detach(), local, other, s)
         return Weighted(loss, raw, effective)
 
@@ -173,15 +151,20 @@ class LambdaRule:
         fit = torch.exp(-local) * B + d * torch.exp(-align) * A
         return 0.5 * fit + 0.5 * (local + k * align) + self.guard.penalty(local, align)
 
-    def equilibrium(self, base: Tensor, align: Tensor, log_var: Tensor, at: Progress) -> Tensor:
-        """Raw lambda* [...] at which the sigma loss is at rest for losses held at B and A.
+    def equilibrium(
+        self, base: Tensor, align: Tensor, raw: Tensor, measured: Tensor, at: Progress
+    ) -> Tensor:
+        """Raw lambda* [...] at which lambda would rest for losses held at B and A.
 
-        A lambda that is not learned rests where it is.
+        A lambda that nobody moves rests where it is, at `raw`. `measured` [...] is where the
+        gradients put it, for a learner that balances gradients; NaN where no form is known.
         """
-        if not self.learned:
-            return torch.exp(log_var[..., 0] - log_var[..., 1])
+        if self.learner is None:
+            return raw
+        if not self.has_sigma_loss:
+            return measured
         d, k = self._placed(self.factor(at))
-        return self.guard.rest(base, d * align, k * torch.ones_like(base))
+        return self.form.rest(self.guard.rest(base, d * align, k * torch.ones_like(base)))
 
     def _placed(self, s: Tensor) -> tuple[Tensor, Tensor]:
         one = torch.ones_like(s)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fedcore.algorithms import Algorithm
 from fedcore.clients.assign import participants
-from fedcore.clients.group import READINGS, Order, Upload
+from fedcore.clients.group import Order, Upload
+from fedcore.clients.readings import READINGS
 from fedcore.clients.state import Tensors
 from fedcore.clients.step import Targets
 from fedcore.errors import CollectiveError, Diverged
 from fedcore.schedule import progress
 from fedcore.server.combine import COMBINES
 from fedcore.server.comm import Comm
-from fedcore.server.exact import ExactSum
+from fedcore.server.consensus import prototype_std
 
 
 @dataclass
@@ -26,6 +28,7 @@ class GlobalState:
 
     prototypes: Tensor  # G [C, D] float64
     weights: Tensors | None = None  # averaged model, in averaged mode after a round
+    control: Tensors = field(default_factory=dict)  # SCAFFOLD's c
     first_spread: float = 0.0  # inter-client prototype std of the first round
     prototype_std: float = 0.0  # of the last round
 
@@ -57,13 +60,18 @@ class ServerCollective:
         rounds: int,
         per_round: int | None,
         seed: int,
-        like: Tensor,  # gives the dtype and device of what clients receive
+        start: Tensors,  # parameters that every client starts from
     ) -> None:
         self.comm, self.algorithm, self.anchors = comm, algorithm, anchors
         self.clients, self.slots, self.rounds = list(clients), slots, rounds
-        self.per_round, self.seed, self.like = per_round, seed, like
-        self.combine = COMBINES.get(algorithm.combine)
+        self.per_round, self.seed = per_round, seed
+        self.start = {k: v.detach().clone() for k, v in start.items()}
+        self.like = self.start["prototypes"]  # dtype and device of what clients receive
+        settings = dict(algorithm.combine_settings)
+        self.combine = functools.partial(COMBINES.get(algorithm.combine), **settings)
         self.state = GlobalState(torch.zeros_like(anchors))
+        if algorithm.control_variates:
+            self.state.control = {k: torch.zeros_like(v) for k, v in self.start.items()}
 
     def order(self, round: int) -> Order:
         """One broadcast from rank 0: round, progress, s(p), spread, anchors, global prototypes.
@@ -87,7 +95,12 @@ class ServerCollective:
             progress_by_round,
             factor,
             spread,
-            Targets(self._as_sent(anchors), self._as_sent(prototypes)),
+            Targets(
+                self._as_sent(anchors),
+                self._as_sent(prototypes),
+                state.weights or self.start,
+                state.control,
+            ),
             state.weights,
             frozenset(participants(self.clients, self.per_round, self.seed, round)),
         )
@@ -118,7 +131,7 @@ class ServerCollective:
         got = Collected(table[table[:, 0].argsort()], classes, width)
         self._check_finite(got, round)
         state = self.state
-        state.prototypes = self.combine(got.prototypes, got.counts, state.prototypes)
+        state.prototypes = self.combine(got.prototypes, got.counts, state.prototypes, self.anchors)
         state.prototype_std = prototype_std(got.prototypes)
         state.first_spread = state.first_spread or state.prototype_std
         return got
@@ -133,37 +146,3 @@ class ServerCollective:
                 columns["base"],
                 columns["align"],
             )
-
-
-def prototype_std(prototypes: Tensor) -> float:
-    """Inter-client standard deviation of [N, C, D], mean over C and D; 0 for a single client."""
-    return float(prototypes.std(0, unbiased=False).mean())
-
-
-def average_models(comm: Comm, models: Sequence[tuple[Tensors, float]], like: Tensors) -> Tensors:
-    """Weighted mean of client models over all ranks, the same bits on any number of ranks.
-
-    models: (tensors, weight) of this rank's clients, weights summing to 1 over all ranks.
-    like: tensors that give names, shapes and types. One MAX for the scale, one exact integer SUM.
-    """
-    bound = torch.zeros((), dtype=torch.float64, device=comm.device)
-    for tensors, _ in models:
-        for name in like:
-            bound = torch.maximum(bound, tensors[name].detach().abs().max().to(torch.float64))
-    bound = comm.max(bound[None])
-    total = ExactSum(sum(v.numel() for v in like.values()), float(bound), comm.device)
-    for tensors, weight in models:
-        offset = 0
-        for name, value in like.items():
-            total.add(tensors[name].detach(), weight, offset)
-            offset += value.numel()
-    return _unflat(total.value(comm.sum(total.total)), like)
-
-
-def _unflat(flat: Tensor, like: Tensors) -> Tensors:
-    parts = torch.split(flat, [v.numel() for v in like.values()])
-    result = {}
-    for (name, value), part in zip(like.items(), parts, strict=True):
-        shaped = part.view(value.shape)
-        result[name] = (shaped if value.is_floating_point() else shaped.round()).to(value.dtype)
-    return result

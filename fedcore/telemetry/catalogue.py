@@ -76,6 +76,18 @@ TEST_ACCURACY = Metric(
 PROTOTYPE_STD = Metric(
     "prototype_std", "1", Kind.GAUGE, (), "standard deviation of the prototypes between clients"
 )
+UNIT_PROTOTYPE_STD = Metric(
+    "unit_prototype_std", "1", Kind.GAUGE, (), "the same of unit prototypes of shared classes"
+)
+GLOBAL_PROTOTYPE_STD = Metric(
+    "global_prototype_std", "1", Kind.GAUGE, (), "of the global prototypes between classes"
+)
+MODEL_VARIANCE = Metric(
+    "model_variance", "1", Kind.GAUGE, (), "of client models around the averaged one"
+)
+LAMBDA_EXPLODED = Metric(
+    "lambda_exploded", "1", Kind.GAUGE, (), "clients whose raw lambda is above lambda_max"
+)
 CLIENTS = Metric("clients", "1", Kind.GAUGE, (), "clients of the whole run")
 RUN_INFO = Metric("run_info", "1", Kind.INFO, (), "which run this is")
 

@@ -58,7 +58,11 @@ class RoundEvent(Event):
     progress: float  # share of all rounds done, this one included
     annealing_factor: float
     accuracy: dict[str, float]  # by read-out, in [0, 1]; empty in a round without evaluation
-    prototype_std: float
+    prototype_std: float  # between clients
+    unit_prototype_std: float  # of unit prototypes, over classes that two clients or more hold
+    global_prototype_std: float  # between classes
+    model_variance: float | None  # of client models around the averaged one; null if not evaluated
+    lambda_exploded: int  # clients whose raw lambda is above lambda_max
     seconds: dict[str, float]  # by phase, on this rank
     samples_per_second: float  # of all ranks
     bytes_communicated: int  # by all ranks

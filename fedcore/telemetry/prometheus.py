@@ -112,6 +112,11 @@ class PrometheusSink:
         self._set(c.PROGRESS_RATIO, event.progress)
         self._set(c.ANNEALING_FACTOR, event.annealing_factor)
         self._set(c.PROTOTYPE_STD, event.prototype_std)
+        self._set(c.UNIT_PROTOTYPE_STD, event.unit_prototype_std)
+        self._set(c.GLOBAL_PROTOTYPE_STD, event.global_prototype_std)
+        self._set(c.LAMBDA_EXPLODED, event.lambda_exploded)
+        if event.model_variance is not None:
+            self._set(c.MODEL_VARIANCE, event.model_variance)
         self._set(c.DEVICE_MEMORY_BYTES, peak_memory())
         for readout, accuracy in event.accuracy.items():
             self._set(c.TEST_ACCURACY, accuracy, readout=readout)

@@ -50,7 +50,7 @@ def test_idle_clients_stay_as_they_are() -> None:
 
 def test_filling_rows_count_in_no_loss() -> None:
     """The same batch with other filling: same losses, as long as nothing normalises over rows."""
-    from fedcore.clients.step import look
+    from fedcore.clients.step import Lane, look
 
     group = toy_group("v14", [3], ToyData([1] * 4))
     order = toy_order("v14", 0, [3])
@@ -60,11 +60,13 @@ def test_filling_rows_count_in_no_loss() -> None:
     filled[:, :, 1:] = 100.0
     params = {k: v[0] for k, v in group.state.params.items()}
     buffers = {k: v[0] for k, v in group.state.buffers.items()}
+    lane = Lane(group.label_counts[0], order.targets.anchors)
     for term in group.algorithm.terms:
         values = []
         for images in (batch.images, filled):
             one = batch._replace(images=images[0], labels=batch.labels[0], weight=batch.weight[0])
-            values.append(term(look(group.model, params, buffers, one, order.targets, False)))
+            view = look(group.setup, params, buffers, one, lane, order.targets)
+            values.append(term(view))
         assert torch.isfinite(values[0])
         torch.testing.assert_close(values[0], values[1])
 
@@ -85,12 +87,13 @@ def test_momentum_is_zero_at_each_round_unless_carried() -> None:
 
 def test_training_follows_torch_sgd() -> None:
     """local_step against torch's own optimiser, clip and autograd on one client, for an epoch."""
-    from fedcore.clients.step import look
+    from fedcore.clients.step import Lane, look
     from fedcore.schedule import progress
 
     group, order = toy_group("v14", [0], ToyData([20])), toy_order("v14", 0, [0])
     params = {k: v[0].clone().requires_grad_() for k, v in group.state.params.items()}
     buffers = {k: v[0].clone() for k, v in group.state.buffers.items()}
+    lane = Lane(group.label_counts[0], order.targets.anchors)
     log_var = group.state.log_var[0].clone().requires_grad_()
     optimiser = torch.optim.SGD(
         [{"params": list(params.values()), "lr": 0.05}, {"params": [log_var], "lr": 0.005}],
@@ -102,7 +105,7 @@ def test_training_follows_torch_sgd() -> None:
             one = batch._replace(
                 images=batch.images[0], labels=batch.labels[0], weight=batch.weight[0]
             )
-            view = look(group.model, params, buffers, one, order.targets, False)
+            view = look(group.setup, params, buffers, one, lane, order.targets)
             base = sum(term(view) for term in group.algorithm.base)
             align = group.algorithm.align[0](view)
             lam = (log_var[0] - log_var[1]).exp().detach()

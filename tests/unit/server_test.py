@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from fedcore.clients.assign import balance, form_lanes, participants
 from fedcore.errors import ConfigError, Diverged, ShardError, from_json
-from fedcore.server.collective import average_models, prototype_std
 from fedcore.server.combine import COMBINES
 from fedcore.server.comm import LocalComm
+from fedcore.server.consensus import prototype_std
 from fedcore.server.exact import ExactSum
+from fedcore.server.fusion import average_models
 
 P = torch.tensor(
     [[[1.0, 1.0], [2.0, 0.0]], [[3.0, 1.0], [9.0, 9.0]]], dtype=torch.float64
@@ -30,12 +31,12 @@ BEFORE = torch.full((2, 2), -7.0, dtype=torch.float64)
     ],
 )
 def test_combine_on_paper(name: str, wanted: list[list[float]]) -> None:
-    assert COMBINES.get(name)(P, COUNTS, BEFORE).tolist() == wanted
+    assert COMBINES.get(name)(P, COUNTS, BEFORE, BEFORE).tolist() == wanted
 
 
 @pytest.mark.parametrize("name", ["mean_of_present", "by_samples"])
 def test_a_class_nobody_holds_keeps_its_prototype(name: str) -> None:
-    got = COMBINES.get(name)(P, torch.tensor([[1, 0], [3, 0]]), BEFORE)
+    got = COMBINES.get(name)(P, torch.tensor([[1, 0], [3, 0]]), BEFORE, BEFORE)
     assert got[1].tolist() == [-7.0, -7.0]
 
 

@@ -20,7 +20,9 @@ def view(
     a = F.normalize(torch.randn(classes, width, generator=draws, dtype=torch.float64), dim=1)
     y = torch.tensor([0, 1, 0, 1, 1, 0])[:rows]
     w = torch.tensor(weight or [1.0] * rows, dtype=torch.float64)
-    return View(z, z @ p.T, p, a, torch.zeros_like(p), y, w)
+    counts = torch.bincount(y, minlength=classes)
+    params = {"encoder": torch.arange(3.0, dtype=torch.float64), "prototypes": p}
+    return View(z, z @ p.T, p, a, torch.zeros_like(p), y, w, counts, params, params)
 
 
 def test_cross_entropy_and_proto_feature_agree_at_temperature_one() -> None:

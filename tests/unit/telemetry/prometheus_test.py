@@ -84,6 +84,8 @@ def test_values_arrive_under_their_labels() -> None:
     assert value(samples, "collective_bytes_total", op="gather") == 1000
     assert value(samples, "phase_seconds_sum", phase="train") == 1.5
     assert value(samples, "round") == 2
+    assert value(samples, "lambda_exploded") == 2
+    assert value(samples, "model_variance") == 0.01
     assert value(samples, "clients") == 4
     assert value(samples, "run_info", algorithm="v14", seed="7") == 1
     assert value(samples, "device_memory_bytes") > 1e6

@@ -1,0 +1,178 @@
+"""resolve: the declared algorithm with what a configuration changes in it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedcore.algorithms.algorithm import ALGORITHMS, Algorithm, term_name
+from fedcore.config import AlgorithmConfig, HingeConfig, LearnedConfig, RuleConfig
+from fedcore.errors import ConfigError
+from fedcore.objective.anchors import ANCHORS
+from fedcore.objective.guards import (
+    Bounded,
+    Form,
+    Guard,
+    Hinge,
+    InverseVariance,
+    LogVariances,
+    NoGuard,
+)
+from fedcore.objective.learners import GradNorm, Hypergradient, Learner, Uncertainty
+from fedcore.objective.terms import TERMS, Term
+from fedcore.objective.weighting import Fixed, FromEntropy, LambdaRule, Slot, StartRule
+from fedcore.registry import nearest
+from fedcore.schedule import SCHEDULES
+
+PLAIN = (
+    "mode",
+    "anchor",
+    "classifier",
+    "upload",
+    "control_variates",
+    "combine",
+    "fuse",
+    "readout",
+)
+"""Fields of an algorithm that a configuration replaces as they are."""
+
+LOOK_AT_ANCHORS = frozenset(
+    {
+        "proto_to_anchor",
+        "present_proto_to_anchor",
+        "feature_to_anchor",
+        "dot_regression",
+        "balanced_softmax",
+    }
+)
+
+
+def resolve(config: AlgorithmConfig) -> Algorithm:
+    """The declared algorithm with this run's changes; `ConfigError` for a name nobody declared."""
+    declared = ALGORITHMS.get(config.name)
+    changes: dict[str, Any] = {
+        key: value for key in PLAIN if (value := getattr(config, key)) is not None
+    }
+    for group in ("base", "align"):
+        names = getattr(config, group)
+        if names is not None:
+            changes[group] = tuple(TERMS.get(name, f"algorithm.{group}") for name in names)
+    if config.combine_settings:
+        changes["combine_settings"] = tuple(sorted(config.combine_settings.items()))
+    algorithm = replace(declared, **changes, rule=_resolve_rule(declared.rule, config.rule))
+    _check(algorithm, config)
+    unused = set(config.terms) - set(algorithm.term_names)
+    if unused:
+        name = sorted(unused)[0]
+        way_out = nearest(name, list(algorithm.term_names))
+        raise ConfigError("algorithm.terms", name, f"a loss term of {config.name}", way_out)
+    return replace(
+        algorithm,
+        base=_with_settings(algorithm.base, config.terms),
+        align=_with_settings(algorithm.align, config.terms),
+    )
+
+
+def _check(algorithm: Algorithm, config: AlgorithmConfig) -> None:
+    """`ConfigError` for a combination that would run and mean nothing."""
+    names, rule = algorithm.term_names, algorithm.rule
+    if algorithm.anchor is not None:
+        ANCHORS.get(algorithm.anchor)
+    if not algorithm.base:
+        raise ConfigError("algorithm.base", [], "at least one loss term", "[cross_entropy]")
+    if len(set(names)) < len(names):
+        raise ConfigError("algorithm.base", list(names), "each loss term once", "leaving one out")
+    if not algorithm.align and (rule.learner is not None or rule.start != Fixed(0.0)):
+        want = f"a term for lambda to weigh: {config.name} with this rule has one"
+        way_out = "[present_proto_to_anchor], or no algorithm.rule"
+        raise ConfigError("algorithm.align", [], want, way_out)
+    if algorithm.anchor is None and _needs_anchors(algorithm):
+        raise ConfigError("algorithm.anchor", None, "anchors, since the losses need some", "etf")
+    if algorithm.control_variates and algorithm.mode != "averaged":
+        want = "averaged, since control variates correct the way to an averaged model"
+        raise ConfigError("algorithm.mode", algorithm.mode, want, "averaged")
+    if algorithm.classifier == "anchors" and isinstance(rule.learner, GradNorm):
+        want = "prototypes, since gradnorm balances gradients at them"
+        raise ConfigError("algorithm.classifier", "anchors", want, "prototypes")
+
+
+def _needs_anchors(algorithm: Algorithm) -> bool:
+    looked_at = LOOK_AT_ANCHORS.intersection(algorithm.term_names)
+    return bool(looked_at) or algorithm.classifier == "anchors"
+
+
+def _with_settings(
+    terms: Iterable[Term], settings: dict[str, dict[str, float]]
+) -> tuple[Term, ...]:
+    return tuple(_with_setting(term, settings.get(term_name(term), {})) for term in terms)
+
+
+def _with_setting(term: Term, setting: dict[str, float]) -> Term:
+    check_settings(term, setting, f"algorithm.terms.{term_name(term)}")
+    return functools.partial(term, **setting) if setting else term
+
+
+def check_settings(function: Callable[..., Any], setting: Mapping[str, float], key: str) -> None:
+    """`ConfigError` unless each setting is a keyword of `function` and in its range."""
+    known = [
+        p.name for p in inspect.signature(function).parameters.values() if p.default != p.empty
+    ]
+    for name, value in setting.items():
+        if name not in known:
+            way_out = nearest(name, known) if known else "none: it has no settings"
+            raise ConfigError(f"{key}.{name}", value, "a known setting", way_out)
+        least = 0.0 if name in ("mu", "gamma", "power") else 1e-9  # others divide, or scale
+        if not least <= value < float("inf"):
+            raise ConfigError(f"{key}.{name}", value, f"a number from {least:g} up", "1.0")
+
+
+def _resolve_rule(rule: LambdaRule, config: RuleConfig) -> LambdaRule:
+    changes: dict[str, Any] = {}
+    if config.start is not None:
+        entropy, fixed = config.start.entropy, config.start.fixed
+        changes["start"] = (
+            FromEntropy(entropy.low, entropy.high) if entropy else Fixed(float(fixed or 0.0))
+        )
+    if config.anneal is not None:
+        changes["anneal"] = SCHEDULES.get(config.anneal)
+    if config.slots is not None:
+        changes["slots"] = functools.reduce(
+            Slot.__or__, (Slot[s.upper()] for s in config.slots), Slot.NONE
+        )
+    if config.guard is not None:
+        changes["guard"] = _resolve_guard(config.guard.inverse_variance, config.guard.hinge)
+    if config.learned is not None:
+        changes["learner"] = _resolve_learner(config.learned)
+    if config.bound is not None:
+        changes["form"] = _resolve_form(config.bound, changes.get("start", rule.start))
+    if config.clock is not None:
+        changes["clock"] = config.clock
+    return replace(rule, **changes)
+
+
+def _resolve_guard(inverse_variance: float | None, hinge: HingeConfig | None) -> Guard:
+    if inverse_variance is not None:
+        return InverseVariance(inverse_variance)
+    return Hinge(hinge.gamma, hinge.lambda_max) if hinge is not None else NoGuard()
+
+
+def _resolve_learner(learned: LearnedConfig) -> Learner | None:
+    if learned.gradnorm is not None:
+        return GradNorm(learned.gradnorm.asymmetry)
+    if learned.hypergradient is not None:
+        given = learned.hypergradient
+        return Hypergradient(given.horizon, given.rate, given.held_out)
+    return Uncertainty() if learned.uncertainty is not None else None
+
+
+def _resolve_form(bound: float, start: StartRule) -> Form:
+    if not bound:
+        return LogVariances()
+    highest = start.high if isinstance(start, FromEntropy) else getattr(start, "lam", 0.0)
+    if highest >= bound:
+        want = f"a bound above every lambda0, and one starts at {highest:g}"
+        raise ConfigError("algorithm.rule.bound", bound, want, f"{2 * highest:g}")
+    return Bounded(bound)

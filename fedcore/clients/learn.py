@@ -1,0 +1,117 @@
+"""Learners of lambda that look at gradients of the weights: GradNorm, and the hypergradient.
+
+Both move l = log raw lambda and leave a = 0. Everything is per client, with the axis K first.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedcore.clients.optim import Hyper, over
+from fedcore.clients.state import ClientState, Tensors
+from fedcore.objective.learners import GradNorm, Hypergradient
+from fedcore.objective.weighting import LOG_VAR_LIMIT, Weighted
+from fedcore.schedule import Progress
+
+FIRST = "first_losses"  # kept [K, 2]: B and A of a client's first step; 0 = not yet
+TANGENT, TANGENT_MEMORY = "round/tangent", "round/tangent_memory"
+
+
+def norm_of(loss: Tensor, leaf: Tensor) -> Tensor:
+    """Norm [K] of d loss_k / d leaf_k; the graph stays for the step's own gradient."""
+    (grad,) = torch.autograd.grad(
+        loss.sum(), leaf, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    norm: Tensor = torch.linalg.vector_norm(grad.flatten(1), dim=1)
+    return norm
+
+
+def gradnorm(
+    learner: GradNorm, base: Tensor, align: Tensor, leaf: Tensor, used: Weighted, first: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradient of the GradNorm loss in (l, a) [K, 2], raw lambda* [K], and the first losses [K, 2].
+
+    The loss |G_A - mean(G) r_A^alpha| with G_B = |grad B|, G_A = lambda |grad A| at the leaf (the
+    prototypes), r the relative inverse training rate, its target held fixed (Chen et al. 2018,
+    eq. 2). B keeps weight 1, so lambda stands for the ratio of the paper's two weights.
+    """
+    G_B, unit = norm_of(base, leaf), norm_of(align, leaf)
+    with torch.no_grad():
+        losses = torch.stack([base, align], 1)
+        first = torch.where(first > 0, first, losses)
+        ratio = losses / first.clamp(min=torch.finfo(first.dtype).tiny)
+        pull = (ratio[:, 1] / ratio.mean(1)).nan_to_num(1.0) ** learner.asymmetry
+        G_A = used.effective * unit
+        slope = torch.sign(G_A - 0.5 * (G_B + G_A) * pull) * G_A
+        share = used.effective / used.raw  # s, where it is placed on the weights
+        rest = G_B * pull / (unit * (2 - pull) * share)
+        rest = torch.where(pull < 2, rest, torch.inf)
+    return torch.stack([slope, torch.zeros_like(slope)], 1), rest, first
+
+
+def gradients_twice(
+    loss: Tensor, align: Tensor, leaves: Tensors, again: bool
+) -> tuple[Tensors, Tensors]:
+    """Gradients of the loss, which can be differentiated `again`, and of the align loss alone."""
+    names, values = list(leaves), list(leaves.values())
+    found = []
+    for scalar, create in ((align.sum(), False), (loss.sum(), again)):
+        grads = torch.autograd.grad(
+            scalar,
+            values,
+            create_graph=create,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        found.append(dict(zip(names, grads, strict=True)))
+    return found[1], found[0]
+
+
+def hessian_times(grads: Tensors, leaves: Tensors, direction: Tensors) -> Tensors:
+    """H v by name, from gradients that can be differentiated again (Pearlmutter 1994)."""
+    inner = torch.stack([(g * direction[k]).sum() for k, g in grads.items() if g.requires_grad])
+    values = torch.autograd.grad(
+        inner.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
+    )
+    return dict(zip(leaves, values, strict=True))
+
+
+def tangent_step(
+    state: ClientState,
+    direct: Tensors,
+    curved: Tensors,
+    scale: Tensor,
+    hyper: Hyper,
+    at: Progress,
+) -> Tensors:
+    """Z = d w / d log lambda after one step of `sgd`, to be kept.
+
+    Z_m <- mu Z_m + c (H Z + lambda grad A) + wd Z, Z <- Z - lr Z_m; the clip's c [K] is held fixed.
+
+    direct: lambda grad A. curved: H Z, empty where Z is zero.
+    """
+    lr, kept = hyper.lr * hyper.lr_schedule(at), {}
+    tangent, memory = state.kept_under(TANGENT), state.kept_under(TANGENT_MEMORY)
+    for name, grad in direct.items():
+        turned = grad + curved[name] if curved else grad
+        slope = turned * over(scale.to(grad.dtype), grad) + hyper.weight_decay * tangent[name]
+        kept[f"{TANGENT_MEMORY}/{name}"] = hyper.momentum * memory[name] + slope
+        kept[f"{TANGENT}/{name}"] = tangent[name] - lr * kept[f"{TANGENT_MEMORY}/{name}"]
+    return kept
+
+
+def begin_window(state: ClientState) -> None:
+    """Start the tangents of a window of `horizon` steps at zero."""
+    for prefix in (TANGENT, TANGENT_MEMORY):
+        state.keep(prefix, state.params)
+
+
+def follow(state: ClientState, held_out: Tensors, learner: Hypergradient) -> Tensor:
+    """log_var [K, 2] after l <- l - rate <grad E, Z>; held_out: grad E at the new weights."""
+    tangent = state.kept_under(TANGENT)
+    products = [(held_out[k] * z).flatten(1).sum(1) for k, z in tangent.items()]
+    slope = torch.stack(products).sum(0)
+    local = (state.log_var[:, 0] - learner.rate * slope).clamp(-LOG_VAR_LIMIT, LOG_VAR_LIMIT)
+    return torch.stack([local, state.log_var[:, 1]], 1)

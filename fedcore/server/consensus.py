@@ -1,0 +1,54 @@
+"""How far the clients are from each other: measured each round, the same on every rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcore.clients.state import Tensors
+from fedcore.server.comm import Comm
+from fedcore.server.fusion import ClientModel
+
+
+def prototype_std(prototypes: Tensor) -> float:
+    """Inter-client standard deviation of [N, C, D], mean over C and D; 0 for a single client."""
+    return float(prototypes.std(0, unbiased=False).mean())
+
+
+def unit_prototype_std(prototypes: Tensor, counts: Tensor) -> float:
+    """`prototype_std` of unit prototypes [N, C, D] between the clients that hold a class.
+
+    Mean over the classes that at least two clients hold (counts [N, C]); 0 if there is none.
+    """
+    unit = torch.nn.functional.normalize(prototypes, dim=2)
+    held = (counts > 0).to(unit.dtype)[:, :, None]  # [N, C, 1]
+    holders = held.sum(0)  # [C, 1]
+    mean = (unit * held).sum(0) / holders.clamp(min=1)
+    variance = ((unit - mean).square() * held).sum(0) / holders.clamp(min=1)  # [C, D]
+    shared = holders[:, 0] >= 2
+    return float(variance[shared].sqrt().mean()) if shared.any() else 0.0
+
+
+def global_prototype_std(prototypes: Tensor) -> float:
+    """Standard deviation of global prototypes [C, D] between classes, mean over D."""
+    return float(prototypes.std(0, unbiased=False).mean())
+
+
+def model_variance(comm: Comm, models: Sequence[ClientModel], averaged: Tensors) -> float:
+    """sum_k share_k |w_k - w|^2 per parameter, w the averaged model. Collective."""
+    mine: dict[str, Any] = {}
+    size = 1
+    for model in models:
+        squares = [
+            (value - averaged[name]).double().square().sum()
+            for name, value in model.tensors.items()
+            if value.is_floating_point() and "running_" not in name
+        ]
+        size = sum(averaged[n].numel() for n in model.tensors if "running_" not in n)
+        mine[str(model.client)] = model.share * float(torch.stack(squares).sum()) / size  # sync
+    parts = {int(k): v for part in comm.gather_json(mine) for k, v in part.items()}
+    return math.fsum(parts[k] for k in sorted(parts))

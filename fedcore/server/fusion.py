@@ -1,0 +1,122 @@
+"""How whole client models become one, with the same bits on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fedcore.clients.state import Tensors
+from fedcore.models.neurons import NeuronGroup, neuron_groups
+from fedcore.models.proto_head import ProtoHead
+from fedcore.registry import Registry
+from fedcore.server.comm import Comm
+from fedcore.server.exact import ExactSum
+
+
+class ClientModel(NamedTuple):
+    """One client's model."""
+
+    client: int
+    tensors: Tensors  # parameters and buffers, each [...]
+    share: float  # of the samples; shares sum to 1 over all ranks
+
+
+Fuse = Callable[[Comm, ProtoHead, Sequence[ClientModel], Mapping[int, float]], Tensors]
+"""(comm, model, this rank's client models, shares of all clients) -> one model. Collective."""
+
+FUSIONS: Registry[Fuse] = Registry("algorithm.fuse")
+
+
+def average_models(comm: Comm, models: Sequence[tuple[Tensors, float]], like: Tensors) -> Tensors:
+    """Weighted mean of client models over all ranks, the same bits on any number of ranks.
+
+    models: (tensors, weight) of this rank's clients, weights summing to 1 over all ranks.
+    like: tensors that give names, shapes and types. One MAX for the scale, one exact integer SUM.
+    """
+    bound = torch.zeros((), dtype=torch.float64, device=comm.device)
+    for tensors, _ in models:
+        for name in like:
+            bound = torch.maximum(bound, tensors[name].detach().abs().max().to(torch.float64))
+    bound = comm.max(bound[None])
+    total = ExactSum(sum(v.numel() for v in like.values()), float(bound), comm.device)
+    for tensors, weight in models:
+        offset = 0
+        for name, value in like.items():
+            total.add(tensors[name].detach(), weight, offset)
+            offset += value.numel()
+    return _unflat(total.value(comm.sum(total.total)), like)
+
+
+def _unflat(flat: Tensor, like: Tensors) -> Tensors:
+    parts = torch.split(flat, [v.numel() for v in like.values()])
+    result = {}
+    for (name, value), part in zip(like.items(), parts, strict=True):
+        shaped = part.view(value.shape)
+        result[name] = (shaped if value.is_floating_point() else shaped.round()).to(value.dtype)
+    return result
+
+
+def _tensors_of(model: ProtoHead) -> Tensors:
+    return dict(model.named_parameters()) | dict(model.named_buffers())
+
+
+def mean(
+    comm: Comm, model: ProtoHead, models: Sequence[ClientModel], shares: Mapping[int, float]
+) -> Tensors:
+    """Mean weighted by samples (McMahan et al. 2017)."""
+    return average_models(comm, [(m.tensors, m.share) for m in models], _tensors_of(model))
+
+
+def optimal_transport(
+    comm: Comm, model: ProtoHead, models: Sequence[ClientModel], shares: Mapping[int, float]
+) -> Tensors:
+    """`mean` of the models after each one's neurons are matched to those of the largest client's.
+
+    Layer by layer, by weights (Singh & Jaggi 2020); between layers of equal width the optimal
+    transport plan of uniform masses is a permutation, found by linear assignment.
+    """
+    like, largest = _tensors_of(model), min(shares, key=lambda k: (-shares[k], k))
+    reference = average_models(
+        comm, [(m.tensors, float(m.client == largest)) for m in models], like
+    )
+    groups = neuron_groups(model)
+    matched = [(match(m.tensors, reference, groups), m.share) for m in models]
+    return average_models(comm, matched, like)
+
+
+def match(tensors: Tensors, reference: Tensors, groups: Sequence[NeuronGroup]) -> Tensors:
+    """The same function, its neurons in the order in which they are nearest to the reference's."""
+    matched = dict(tensors)
+    for group in groups:  # from the input on: a layer is compared when its inputs are in order
+        order = _assignment(_rows(reference, group), _rows(matched, group))
+        for name, axis in group.axes:
+            matched[name] = _permuted(matched[name], axis, order)
+    return matched
+
+
+def _rows(tensors: Tensors, group: NeuronGroup) -> Tensor:
+    """All incoming weights of each neuron [n, m]."""
+    parts = [tensors[name].detach() for name in group.by]
+    return torch.cat([p.flatten(1) if p.dim() > 1 else p[:, None] for p in parts], 1)
+
+
+def _assignment(wanted: Tensor, given: Tensor) -> Tensor:
+    """Rows of `given` [n, m] in the order that is nearest to `wanted` in squared distance."""
+    cost = torch.cdist(wanted.double(), given.double()).square()
+    _, columns = linear_sum_assignment(cost.cpu().numpy())
+    return torch.from_numpy(columns).to(given.device)
+
+
+def _permuted(values: Tensor, axis: int, order: Tensor) -> Tensor:
+    """Neurons reordered on an axis of n * b: after a flatten each neuron has b places in a row."""
+    shape = values.shape
+    blocks = values.reshape(*shape[:axis], len(order), -1, *shape[axis + 1 :])
+    return blocks.index_select(axis, order).reshape(shape)
+
+
+FUSIONS.add("mean", mean)
+FUSIONS.add("optimal_transport", optimal_transport)
