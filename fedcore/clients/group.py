@@ -191,7 +191,7 @@ class ClientGroup:
     def _upload(self, rows: list[int], results: list[_LaneResult]) -> Upload:
         prototypes = self.state.params["prototypes"]
         width = len(READINGS) + len(self.algorithm.terms)
-        table = prototypes.new_zeros(len(self.clients), width)
+        table = prototypes.new_zeros(len(self.clients), width, dtype=torch.float64)
         if self.algorithm.upload == "mean_features":
             prototypes = torch.zeros_like(prototypes)
         for lane, readings, means in results:

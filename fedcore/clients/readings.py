@@ -46,7 +46,7 @@ class Totals:
         self.last = StepReadings(*keep)
 
     def readings(self, state: ClientState, algorithm: Algorithm) -> Tensor:
-        """[K, len(READINGS) + n] in the order of READINGS, then the terms."""
+        """[K, len(READINGS) + n] float64 in the order of READINGS, then the terms."""
         assert self.steps is not None  # a client with samples has at least one step
         finite = torch.isfinite(self.base) & torch.isfinite(self.last.norm)
         for tensor in state.model_tensors().values():
@@ -63,4 +63,5 @@ class Totals:
             last.rest,
             finite.to(last.norm.dtype),
         ]
-        return torch.cat([torch.stack(columns, 1), self.terms / steps[:, None]], 1)
+        wide = [column.double() for column in columns]
+        return torch.cat([torch.stack(wide, 1), (self.terms / steps[:, None]).double()], 1)
