@@ -174,5 +174,42 @@ def plot(
     typer.echo(plot_lambda([run], out or run / "lambda.png"))
 
 
+@app.command()
+@_plain
+def compare(
+    configs: Annotated[list[str], typer.Argument(help="Names in launcher/configs, or YAML files.")],
+    algorithm: Annotated[list[str] | None, typer.Option(help="A row (repeatable).")] = None,
+    alpha: Annotated[list[float] | None, typer.Option(help="A group (repeatable).")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each: seeds 0, 1, ...")] = 3,
+    overrides: Overrides = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes of a run.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Default: runs/compare-CONFIGS.")] = None,
+    readout: Annotated[str, typer.Option(help="Compared: own, best or a name.")] = "own",
+    baseline: Annotated[str | None, typer.Option(help="Row to compare with; the first.")] = None,
+    dry_run: Annotated[bool, typer.Option(help="List the runs and end.")] = False,
+) -> None:
+    """Train algorithms x alphas x seeds and put them into one table, paired by seed.
+
+    Stopped, it goes on when it is called again. Example:
+    fedcore compare default --algorithm v4 --algorithm v14 --alpha 0.05 --alpha 0.5 --jobs 2
+    """
+    from launcher import comparing
+    from launcher.grid import grid
+
+    folder = out or Path("runs") / ("compare-" + "-".join(Path(c).stem for c in configs))
+    cells = grid(
+        configs,
+        folder,
+        algorithms=algorithm or [],
+        alphas=alpha or [],
+        seeds=seeds,
+        overrides=overrides or [],
+        ranks=ranks,
+    )
+    code = comparing.main(cells, folder, jobs, readout, baseline, dry_run=dry_run)
+    raise typer.Exit(code)
+
+
 if __name__ == "__main__":
     app()

@@ -58,7 +58,7 @@ def _look(request: Request, run: RunDir, attempt: int, mine: Identity) -> dict[s
         _set_aside(run)
         return {}
     given = None if resume == "auto" else Path(resume).resolve()
-    _check_stored(run, mine)
+    check_stored(run, mine)
     if given and given != run.path.resolve() and given.is_relative_to(run.path.resolve()):
         return {"checkpoint": str(_good(given, mine))}  # back to an older one of this run
     summary = run.read_summary()
@@ -70,7 +70,7 @@ def _look(request: Request, run: RunDir, attempt: int, mine: Identity) -> dict[s
     return {"checkpoint": str(own)} if own else {}
 
 
-def _check_stored(run: RunDir, mine: Identity) -> None:
+def check_stored(run: RunDir, mine: Identity) -> None:
     """Refuse a directory whose configuration or data are other than this run's."""
     file = run.path / "config.yaml"
     if file.is_file():

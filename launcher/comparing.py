@@ -1,0 +1,67 @@
+"""`fedcore compare`: run the cells, and write the table in three forms."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedcore.checkpoint import write_atomically
+from fedcore.telemetry.console import console_for
+from launcher.compare import Group, as_json, check_words, groups
+from launcher.compare_plot import plot_comparison
+from launcher.compare_tables import NOTE, markdown, rich_tables
+from launcher.grid import Cell
+from launcher.rundir import storage
+from launcher.sweep import STOPPED, finished, sweep
+
+
+def main(
+    cells: Sequence[Cell],
+    out: Path,
+    jobs: int,
+    readout: str,
+    baseline: str | None,
+    *,
+    dry_run: bool = False,
+) -> int:
+    """The exit code: 0 if every cell completed or diverged, 1 if one failed, 75 if stopped."""
+    check_words(cells, readout, baseline)
+    if dry_run:
+        list_cells(cells)
+        return 0
+    try:
+        results = sweep(cells, out, jobs, sys.stdout)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on where this ended", file=sys.stderr)
+        return STOPPED
+    found = groups(results, baseline)
+    write(found, out, readout)
+    show(found, out, readout)
+    return int(any(result.status == "failed" for result in results))
+
+
+def list_cells(cells: Sequence[Cell]) -> None:
+    """Each cell, whether it is over, and its command."""
+    for cell in cells:
+        over = finished(cell)
+        print(f"{cell.title()}: {over.words() if over else 'to run'}\n  {cell.shown()}")
+    print(f"{len(cells)} runs. Nothing was run.")
+
+
+def write(found: Sequence[Group], out: Path, readout: str) -> None:
+    """table.md, table.json and comparison.png in `out`."""
+    with storage(out):
+        write_atomically(out / "table.md", markdown(found, readout))
+        write_atomically(out / "table.json", json.dumps(as_json(found, readout), indent=1) + "\n")
+        plot_comparison(found, readout, out / "comparison.png")
+
+
+def show(found: Sequence[Group], out: Path, readout: str) -> None:
+    """The tables, and where the files are."""
+    console = console_for(sys.stdout)
+    for table in rich_tables(found, readout):
+        console.print(table)
+    console.print(NOTE, highlight=False)
+    console.print(f"{out}/table.md, table.json, comparison.png", highlight=False, soft_wrap=True)
