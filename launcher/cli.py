@@ -76,7 +76,7 @@ def parse(argv: Sequence[str] | None = None) -> Request:
     """The request; raises `ConfigError`, or exits with 2 on unknown arguments."""
     given = parser().parse_args(argv)
     config = load_config(given.config, given.overrides)
-    name = Path(given.config).stem
+    name = config_path(given.config).stem
     label = f"{name}-{config.algorithm.name}-s{config.seed}-{config.digest()}"
     return Request(
         config,

@@ -37,6 +37,8 @@ DOORS = {
     "webdataset": {"data_shards.read", "data_shards.write"},
     "prometheus_client": {"fedcore.telemetry.prometheus"},
     "safetensors": {"fedcore.checkpoint"},
+    "pickle": {"data_shards.unpickle"},
+    "PIL": {"data_shards.sources.tiny_imagenet"},
     "deepspeed": {"fedcore.lm.engine_deepspeed"},
     "accelerate": {"fedcore.lm.engine_accelerate"},
 }

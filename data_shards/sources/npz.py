@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_shards.raw import labels_of, reading
 from data_shards.sources import SOURCES, Arrays, Source, Split
 from fedcore.errors import ConfigError, ShardError
 
 KEYS = "x_train, y_train, x_test, y_test"
-# what numpy and zipfile raise for a file that is missing, cut short, damaged or no .npz
-UNREADABLE = (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error)
 
 
 def load(root: Path | None, split: Split) -> Arrays:
@@ -24,12 +21,9 @@ def load(root: Path | None, split: Split) -> Arrays:
     """
     if root is None:
         raise ConfigError("data.root", None, f"a .npz file with {KEYS}", "--set data.root=my.npz")
-    try:
-        with np.load(root, allow_pickle=False) as file:
-            images, labels = file[f"x_{split.value}"], file[f"y_{split.value}"]
-    except UNREADABLE as error:
-        raise ShardError(str(root), str(error).strip("'\""), f"a .npz file with {KEYS}") from None
-    return Arrays(_as_channels_first(root, images), _as_labels(root, labels, len(images)))
+    with reading(root, f"a .npz file with {KEYS}"), np.load(root, allow_pickle=False) as file:
+        images, labels = file[f"x_{split.value}"], file[f"y_{split.value}"]
+    return Arrays(_as_channels_first(root, images), labels_of(root, labels, len(images)))
 
 
 def _as_channels_first(root: Path, images: NDArray[np.generic]) -> NDArray[np.uint8]:
@@ -43,15 +37,6 @@ def _as_channels_first(root: Path, images: NDArray[np.generic]) -> NDArray[np.ui
     if images.shape[1] not in (1, 3):  # [M, H, W, 4] would else be taken for H channels
         raise ShardError(str(root), f"images are {list(images.shape)}", "1 or 3 channels")
     return np.ascontiguousarray(images, dtype=np.uint8)
-
-
-def _as_labels(root: Path, labels: NDArray[np.generic], images: int) -> NDArray[np.int64]:
-    whole = np.issubdtype(labels.dtype, np.integer)
-    flat = labels.reshape(-1)
-    if not whole or len(flat) != images or (len(flat) and int(flat.min()) < 0):
-        problem = f"labels are {labels.dtype} {list(labels.shape)} for {images} images"
-        raise ShardError(str(root), problem, "one integer from 0 for each image")
-    return flat.astype(np.int64)
 
 
 SOURCES.add("npz", Source(load, kind="natural", about="your own .npz file (data.root)"))

@@ -157,6 +157,11 @@ def test_every_shipped_configuration_dry_builds(
     assert "Nothing was run" in capsys.readouterr().out
 
 
+def test_a_run_directory_carries_the_whole_name_of_its_configuration() -> None:
+    request = cli.parse(["--config", "paper/cifar10_a0.05_v14"])
+    assert request.run_dir.name.startswith("cifar10_a0.05_v14-v14-s0-")
+
+
 def test_an_unknown_configuration_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Try smoke"):
         cli.load_config("smok")

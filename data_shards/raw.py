@@ -1,0 +1,63 @@
+"""Published files to arrays: where they lie, and one kind of error for all that is wrong with them.
+
+Readers of a format call these, so that every `ShardError` names the file and the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedcore.errors import ConfigError, FedError, ShardError
+
+
+def located(root: Path | None, name: str) -> Path:
+    """`root`/`name`, or `root` itself: data.root may be what was unpacked, or what it lies in.
+
+    Raises `ConfigError` without a root, `ShardError` if there is nothing at it.
+    """
+    if root is None:
+        way_out = f"--set data.root=/datasets/{name}"
+        raise ConfigError("data.root", None, f"where {name} lies", way_out)
+    if not root.exists():
+        raise ShardError(str(root), "no such file or folder", f"data.root=... with {name} in it")
+    inside = root / name
+    return inside if inside.exists() else root
+
+
+@contextmanager
+def reading(path: Path, way_out: str) -> Iterator[None]:
+    """Around a call of a parser: whatever it makes of that file becomes a `ShardError`."""
+    try:
+        yield
+    except FedError:
+        raise
+    except FileNotFoundError:
+        raise ShardError(str(path), "no such file", way_out) from None
+    except Exception as error:  # of a damaged file, parsers raise nearly anything
+        reason = " ".join(str(error).split()).strip("'\"") or type(error).__name__
+        raise ShardError(str(path), f"cannot be read: {reason}", way_out) from None
+
+
+def images_of(path: Path, images: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """The images if they are uint8 [M, *shape], else `ShardError`."""
+    found = np.asarray(images)
+    if found.dtype != np.uint8 or found.shape[1:] != shape:
+        problem = f"images are {found.dtype} {list(found.shape)}"
+        raise ShardError(str(path), problem, f"uint8 [M, {', '.join(map(str, shape))}]")
+    return found
+
+
+def labels_of(path: Path, labels: ArrayLike, images: int, first: int = 0) -> NDArray[np.int64]:
+    """Labels [M], one for each image, if they are integers from `first` on; else `ShardError`."""
+    found = np.asarray(labels)
+    flat = found.reshape(-1)
+    whole = np.issubdtype(found.dtype, np.integer) or not len(flat)
+    if not whole or len(flat) != images or (len(flat) and int(flat.min()) < first):
+        problem = f"labels are {found.dtype} {list(found.shape)} for {images} images"
+        raise ShardError(str(path), problem, f"one integer from {first} for each image")
+    return flat.astype(np.int64)

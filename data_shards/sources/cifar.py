@@ -1,0 +1,91 @@
+"""CIFAR-10 and CIFAR-100: 60,000 colour images of 32x32 each (Krizhevsky 2009), python version."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from data_shards.raw import images_of, labels_of, located, reading
+from data_shards.sources import SOURCES, Arrays, Source, Split
+from data_shards.unpickle import unpickle
+from fedcore.errors import ShardError
+
+PIXELS = 3 * 32 * 32  # of a row: red, then green, then blue
+
+
+class Layout(NamedTuple):
+    """What the archive unpacks to."""
+
+    folder: str
+    archive: str
+    files: dict[Split, tuple[str, ...]]
+    labels: str  # the key of the labels in a batch
+
+
+CIFAR10 = Layout(
+    "cifar-10-batches-py",
+    "cifar-10-python.tar.gz",
+    {Split.TRAIN: tuple(f"data_batch_{i}" for i in range(1, 6)), Split.TEST: ("test_batch",)},
+    "labels",
+)
+CIFAR100 = Layout(
+    "cifar-100-python",
+    "cifar-100-python.tar.gz",
+    {Split.TRAIN: ("train",), Split.TEST: ("test",)},
+    "fine_labels",
+)
+
+
+def load(layout: Layout, root: Path | None, split: Split) -> Arrays:
+    """Images [M, 3, 32, 32] and labels [M], in the order of the published batches."""
+    folder = located(root, layout.folder)
+    batches = [_batch(folder / name, layout) for name in layout.files[split]]
+    images, labels = zip(*batches, strict=True)
+    return Arrays(np.concatenate(images), np.concatenate(labels))
+
+
+def _batch(path: Path, layout: Layout) -> Arrays:
+    """One published file: a dictionary with rows [M, 3072] and a list of labels."""
+    way_out = f"unpacking {layout.archive} again, and data.root=... with {layout.folder} in it"
+    with reading(path, way_out):
+        content = _with_text_keys(unpickle(path))
+    missing = {"data", layout.labels} - content.keys()
+    if missing:
+        found = ", ".join(map(str, content)) or "none"
+        raise ShardError(str(path), f"no {' and '.join(sorted(missing))} among {found}", way_out)
+    rows = images_of(path, content["data"], (PIXELS,))
+    return Arrays(rows.reshape(-1, 3, 32, 32), labels_of(path, content[layout.labels], len(rows)))
+
+
+def _with_text_keys(content: Any) -> dict[Any, Any]:
+    """Keys are bytes, as Python 2 wrote them, or text in a copy that a later Python made."""
+    return {k.decode() if isinstance(k, bytes) else k: v for k, v in dict(content).items()}
+
+
+SOURCES.add(
+    "cifar10",
+    Source(
+        partial(load, CIFAR10),
+        kind="natural",
+        about="60,000 photographs in 10 classes, 32x32 (data.root: cifar-10-batches-py)",
+        classes=10,
+        shape=(3, 32, 32),
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2616),
+    ),
+)
+SOURCES.add(
+    "cifar100",
+    Source(
+        partial(load, CIFAR100),
+        kind="natural",
+        about="60,000 photographs in 100 classes, 32x32 (data.root: cifar-100-python)",
+        classes=100,
+        shape=(3, 32, 32),
+        mean=(0.5071, 0.4865, 0.4409),
+        std=(0.2673, 0.2564, 0.2762),
+    ),
+)

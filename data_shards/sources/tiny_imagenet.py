@@ -1,0 +1,92 @@
+"""Tiny-ImageNet: 110,000 photographs in 200 classes, 64x64 (Stanford CS231n, 2015).
+
+Its test images have no published labels: as everywhere, the validation split is the test split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_shards.raw import images_of, located, reading
+from data_shards.sources import SOURCES, Arrays, Source, Split
+from fedcore.errors import ShardError
+
+FOLDER = "tiny-imagenet-200"
+SIZE = 64
+WAY_OUT = f"unpacking {FOLDER}.zip again, and data.root=... with {FOLDER} in it"
+
+
+def load(root: Path | None, split: Split) -> Arrays:
+    """Images [M, 3, 64, 64]; labels [M] number the classes in the order of wnids.txt."""
+    folder = located(root, FOLDER)
+    names = _lines(folder / "wnids.txt")
+    listed = _train(folder, names) if split is Split.TRAIN else _validation(folder)
+    numbers = {name: number for number, name in enumerate(names)}
+    unknown = sorted({name for _, name in listed} - numbers.keys())
+    if unknown or not listed:
+        problem = f"class {unknown[0]} is not listed" if unknown else f"no {split.value} images"
+        raise ShardError(str(folder / "wnids.txt"), problem, WAY_OUT)
+    labels = np.array([numbers[name] for _, name in listed], dtype=np.int64)
+    return Arrays(_decoded([path for path, _ in listed]), labels)
+
+
+def _lines(path: Path) -> list[str]:
+    with reading(path, WAY_OUT):
+        return [x.strip() for x in path.read_text(encoding="utf-8").splitlines() if x.strip()]
+
+
+def _train(folder: Path, names: Sequence[str]) -> list[tuple[Path, str]]:
+    """Every training image with its class, class by class, by name within a class."""
+    listed = []
+    for name in names:
+        images = folder / "train" / name / "images"
+        if not images.is_dir():
+            raise ShardError(str(images), "no such folder", WAY_OUT)
+        listed += [(path, name) for path in sorted(images.glob("*.JPEG"))]
+    return listed
+
+
+def _validation(folder: Path) -> list[tuple[Path, str]]:
+    """Every validation image with its class, in the order of the published list."""
+    listing = folder / "val" / "val_annotations.txt"
+    rows = [line.split("\t") for line in _lines(listing)]
+    if any(len(row) < 2 for row in rows):
+        raise ShardError(str(listing), "a line without file and class", WAY_OUT)
+    return [(folder / "val" / "images" / row[0], row[1]) for row in rows]
+
+
+def _decoded(paths: Sequence[Path]) -> NDArray[np.uint8]:
+    """Images [M, 3, 64, 64], decoded in threads: the decoder leaves the interpreter free."""
+    images = np.empty((len(paths), 3, SIZE, SIZE), dtype=np.uint8)
+    with ThreadPoolExecutor() as pool:
+        for row, image in enumerate(pool.map(_decode, paths)):
+            images[row] = image.transpose(2, 0, 1)
+    return images
+
+
+def _decode(path: Path) -> NDArray[np.uint8]:
+    """[64, 64, 3]; some of the published images are grey."""
+    from PIL import Image
+
+    with reading(path, WAY_OUT), Image.open(path) as image:
+        pixels = np.asarray(image.convert("RGB"))[None]
+    return images_of(path, pixels, (SIZE, SIZE, 3)).reshape(SIZE, SIZE, 3)
+
+
+SOURCES.add(
+    "tiny_imagenet",
+    Source(
+        load,
+        kind="natural",
+        about="110,000 photographs in 200 classes, 64x64 (data.root: tiny-imagenet-200)",
+        classes=200,
+        shape=(3, SIZE, SIZE),
+        mean=(0.4802, 0.4481, 0.3975),
+        std=(0.2770, 0.2691, 0.2821),
+    ),
+)

@@ -1,0 +1,141 @@
+"""Tiny datasets on disk, in exactly the formats in which the real ones are published."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image
+from scipy.io import savemat
+
+from data_shards.sources import Split
+
+COUNTS = {Split.TRAIN: 40, Split.TEST: 8}
+WNIDS = [f"n{number:08d}" for number in (7, 3, 5)]  # not in alphabetical order, as published
+
+
+class Python2(pickle._Pickler):
+    """Writes texts and bytes both as Python 2 wrote its `str`, protocol 2."""
+
+    dispatch: ClassVar[dict[type, Any]] = dict(pickle._Pickler.dispatch)
+
+    def _string(self, value: str | bytes) -> None:
+        raw = value.encode("latin1") if isinstance(value, str) else value
+        short = len(raw) < 256
+        head = pickle.SHORT_BINSTRING if short else pickle.BINSTRING
+        self.write(head + len(raw).to_bytes(1 if short else 4, "little") + raw)
+        self.memoize(value)
+
+    dispatch[str] = dispatch[bytes] = _string
+
+
+def python2(value: Any) -> bytes:
+    """The bytes of a pickle as the numpy of Python 2 wrote it."""
+    out = io.BytesIO()
+    Python2(out, protocol=2).dump(value)
+    return out.getvalue().replace(b"cnumpy._core.multiarray\n", b"cnumpy.core.multiarray\n")
+
+
+def pixels(split: Split, *shape: int) -> np.ndarray:
+    """Images [M, ...] that differ from split to split."""
+    draws = np.random.default_rng(len(split.value) + sum(shape))
+    return draws.integers(0, 256, (COUNTS[split], *shape), dtype=np.uint8)
+
+
+def numbers(split: Split, classes: int) -> np.ndarray:
+    """Labels [M] that hold the first and the last class."""
+    return np.arange(COUNTS[split])[::-1] * 3 % classes
+
+
+def cifar10(folder: Path) -> Path:
+    """Five training batches of eight and a test batch."""
+    place = folder / "cifar-10-batches-py"
+    place.mkdir(parents=True)
+    rows, labels = pixels(Split.TRAIN, 3072), numbers(Split.TRAIN, 10).tolist()
+    for i in range(5):
+        part = slice(8 * i, 8 * i + 8)
+        _batch(place / f"data_batch_{i + 1}", rows[part], labels=labels[part])
+    _batch(place / "test_batch", pixels(Split.TEST, 3072), labels=numbers(Split.TEST, 10).tolist())
+    (place / "batches.meta").write_bytes(python2({"num_vis": 3072}))
+    return folder
+
+
+def cifar100(folder: Path) -> Path:
+    """One file a split; with coarse labels, which are not to be taken."""
+    place = folder / "cifar-100-python"
+    place.mkdir(parents=True)
+    for split in Split:
+        labels = numbers(split, 100).tolist()
+        coarse = [0] * COUNTS[split]
+        _batch(place / split.value, pixels(split, 3072), fine_labels=labels, coarse_labels=coarse)
+    return folder
+
+
+def _batch(path: Path, rows: np.ndarray, **labels: list[int]) -> None:
+    names = [f"image_{i}.png" for i in range(len(rows))]
+    path.write_bytes(
+        python2({"batch_label": path.name, "data": rows, "filenames": names, **labels})
+    )
+
+
+def svhn(folder: Path) -> Path:
+    """X [32, 32, 3, M] and y [M, 1], a digit 0 as 10; the extra file is the test file again."""
+    for split in Split:
+        _mat(folder / f"{split.value}_32x32.mat", split)
+    _mat(folder / "extra_32x32.mat", Split.TEST)
+    return folder
+
+
+def _mat(path: Path, split: Split) -> None:
+    digits = numbers(split, 10)
+    y = np.where(digits == 0, 10, digits).astype(np.uint8)[:, None]
+    x = pixels(split, 32, 32, 3).transpose(1, 2, 3, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    savemat(path, {"X": x, "y": y}, do_compression=True)
+
+
+def tiny_imagenet(folder: Path) -> Path:
+    """Flat colours; the first image of each class is grey. Three of the 200 classes."""
+    place = folder / "tiny-imagenet-200"
+    (place / "val" / "images").mkdir(parents=True)
+    (place / "wnids.txt").write_text("\n".join(WNIDS))
+    for number, wnid in enumerate(WNIDS):
+        for i in range(COUNTS[Split.TRAIN] // 3):
+            _jpeg(place / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", number, grey=i == 0)
+    lines = []
+    for i in range(COUNTS[Split.TEST]):
+        _jpeg(place / "val" / "images" / f"val_{i}.JPEG", i % 3, grey=False)
+        lines.append(f"val_{i}.JPEG\t{WNIDS[i % 3]}\t0\t0\t63\t63\n")
+    (place / "val" / "val_annotations.txt").write_text("".join(lines))
+    return folder
+
+
+def _jpeg(path: Path, number: int, *, grey: bool) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.new("RGB", (64, 64), (40 * number, 20, 200))
+    (image.convert("L") if grey else image).save(path, "JPEG", quality=95)
+
+
+def pathmnist(folder: Path) -> Path:
+    """Three splits in one file, labels [M, 1]."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {"val_images": np.zeros((2, 28, 28, 3), np.uint8), "val_labels": np.zeros((2, 1))}
+    for split in Split:
+        arrays[f"{split.value}_images"] = pixels(split, 28, 28, 3)
+        arrays[f"{split.value}_labels"] = numbers(split, 9).astype(np.uint8)[:, None]
+    np.savez(folder / "pathmnist.npz", **arrays)
+    return folder
+
+
+WRITERS: dict[str, Callable[[Path], Path]] = {
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "svhn": svhn,
+    "svhn_extra": svhn,
+    "tiny_imagenet": tiny_imagenet,
+    "pathmnist": pathmnist,
+}
