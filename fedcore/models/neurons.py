@@ -41,29 +41,32 @@ class NeuronGroup:
 
 
 def neuron_groups(model: ProtoHead) -> list[NeuronGroup]:
-    """The groups from input to output, features (and so the columns of P) as the last.
+    """The groups from input to output: a layer's inputs come before its outputs.
 
     Knows chains of convolutions, batch norms and linear layers, and ResNets of basic blocks; raises
     `ConfigError` for another model.
     """
     groups: list[NeuronGroup] = []
+    last: NeuronGroup | None = None  # the neurons that reach this far
     for name, module in _chain("encoder", model.encoder):
-        if isinstance(module, ResNet):
-            groups += _of_resnet(name, module, groups)
+        if isinstance(module, ResNet) and last is None:
+            last = _add_resnet(name, module, groups)
         elif isinstance(module, nn.Linear) or (
             isinstance(module, nn.Conv2d) and module.groups == 1
         ):
-            if groups:
-                groups[-1].used_by(name)
-            groups.append(NeuronGroup())
-            groups[-1].made_by(name, module)
-        elif isinstance(module, nn.BatchNorm2d):
-            groups[-1].made_by(name, module)
+            if last:
+                last.used_by(name)
+            last = NeuronGroup()
+            last.made_by(name, module)
+            groups.append(last)
+        elif isinstance(module, nn.BatchNorm2d) and last:
+            last.made_by(name, module)
         elif not isinstance(module, WITHOUT_NEURONS):
             got = type(module).__name__
             want = "chains of Conv2d, BatchNorm2d and Linear, or a ResNet, to match neurons"
             raise ConfigError("model.name", got, want, "small_cnn, or algorithm.fuse=mean")
-    groups[-1].axes.append(("prototypes", 1))
+    if last:
+        last.axes.append(("prototypes", 1))
     return groups
 
 
@@ -75,19 +78,16 @@ def _chain(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from _chain(f"{name}.{key}", child)
 
 
-def _of_resnet(name: str, network: ResNet, before: list[NeuronGroup]) -> list[NeuronGroup]:
-    """Per stage one group that its blocks add to, and one group within each block."""
-    if before:
-        raise ConfigError("model.name", "layers before a ResNet", "the ResNet first", "resnet18")
+def _add_resnet(name: str, network: ResNet, groups: list[NeuronGroup]) -> NeuronGroup:
+    """Per stage one group that its blocks add to, and one group within each block; the last."""
     stream = NeuronGroup()
     stream.made_by(f"{name}.conv1", network.conv1)
     stream.made_by(f"{name}.bn1", network.bn1)
-    groups = [stream]
+    groups.append(stream)
     for stage in ("layer1", "layer2", "layer3", "layer4"):
         for number, block in enumerate(getattr(network, stage)):
             stream = _of_block(f"{name}.{stage}.{number}", block, stream, groups)
-    groups.remove(stream)  # the last: the features
-    return [*groups, stream]
+    return stream
 
 
 def _of_block(

@@ -75,6 +75,11 @@ def wanted(parts) -> dict[str, float]:
     alone = [right(logits[k]) for k in range(3)]
     return {
         "feature_ensemble": right(F.normalize((w * z).sum(0), dim=1) @ prototypes.T),
+        "iffi_published": right(
+            F.normalize((w * z).sum(0), dim=1)
+            * (w * informative).sum(0)  # the same for all models: it cancels
+            @ prototypes.T
+        ),
         "iffi": right(F.normalize((w * informative * z).sum(0), dim=1) @ prototypes.T),
         "output_ensemble": right((w * logits.softmax(2)).sum(0)),
         "local_mean": sum(alone) / 3,
@@ -87,6 +92,11 @@ def test_readouts_are_their_formulas(parts) -> None:
     found = measured(parts, 100)
     for name, value in wanted(parts).items():
         assert found[name] == pytest.approx(value, abs=1e-12), name
+
+
+def test_informativeness_averaged_over_models_cancels(parts) -> None:
+    found = measured(parts, 100)
+    assert found["iffi_published"] == found["feature_ensemble"]
 
 
 def test_chunks_do_not_matter(parts) -> None:
