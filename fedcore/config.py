@@ -122,7 +122,7 @@ class ModelConfig(Section):
     """Encoder with prototype head."""
 
     name: str = "small_cnn"
-    """Encoder: small_cnn or resnet18."""
+    """Encoder: small_cnn, resnet18 or mobilenet_v2."""
     feature_dim: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Feature width D; null = the encoder's own. Another width adds a linear projector."""
 

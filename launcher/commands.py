@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Annotated, ParamSpec
 
 import typer
+import yaml
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -129,21 +131,35 @@ def show(place: Place = "default", overrides: Overrides = None) -> None:
 
 @app.command()
 @_plain
-def algorithms() -> None:
-    """The declared algorithms: algorithm.name in a configuration."""
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None,
+) -> None:
+    """The declared algorithms (algorithm.name in a configuration), or one of them in full.
+
+    Example: fedcore algorithms v13
+    """
     from fedcore.algorithms import ALGORITHMS
 
-    table = Table("name", "mode", "loss terms", "anchors", "read-out", "about")
-    for name, algorithm in ALGORITHMS:
-        table.add_row(
-            name,
-            algorithm.mode,
-            "\n".join(algorithm.term_names),
-            algorithm.anchor if algorithm.align else "",
-            algorithm.readout,
-            algorithm.about,
-        )
+    if name is not None:
+        _explain(name)
+        return
+    table = Table("name", "mode", "read-out", "about", box=None)
+    for known, algorithm in ALGORITHMS:
+        table.add_row(known, algorithm.mode, algorithm.readout, escape(algorithm.about))
     Console().print(table)
+
+
+def _explain(name: str) -> None:
+    """Formulas, closed form and settings of one algorithm."""
+    from fedcore.algorithms import ALGORITHMS
+    from fedcore.algorithms.describe import formulas, settings
+
+    algorithm = ALGORITHMS.get(name)
+    typer.echo(f"{name}: {algorithm.about}\n")
+    typer.echo("\n".join(formulas(algorithm)))
+    typer.echo("\nThe same in a configuration; every key may be changed:\n")
+    said = {"algorithm": {"name": name, **settings(algorithm)}}
+    typer.echo(yaml.safe_dump(said, sort_keys=False, default_flow_style=None))
 
 
 @app.command()

@@ -50,8 +50,8 @@ def _add(name: str, train: tuple[str, ...], about: str) -> None:
         name,
         Source(
             partial(load, {Split.TRAIN: train} | TEST),
-            # digits, but the published runs draw photographs' views: colour, and flips too
-            kind="natural",
+            # no flip and no colour, though the published runs draw both: a mirrored 2 is no digit
+            kind="digits",
             about=about,
             classes=10,
             shape=(3, 32, 32),

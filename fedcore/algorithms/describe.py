@@ -1,0 +1,158 @@
+"""An algorithm in words: its formulas, its closed form and its settings, from the declaration."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from fedcore.algorithms.algorithm import Algorithm, term_name
+from fedcore.objective.guards import Bounded, Hinge, InverseVariance
+from fedcore.objective.learners import GradNorm, Hypergradient, Uncertainty
+from fedcore.objective.terms import Term
+from fedcore.objective.weighting import FromEntropy, LambdaRule, Slot
+from fedcore.schedule import SCHEDULES
+
+FORMULA = {"constant": "1", "linear": "1 - p", "cosine": "(1 + cos pi p)/2", "consensus": "spread"}
+
+
+def formulas(algorithm: Algorithm) -> list[str]:
+    """What a client minimises, line by line; lambda, its start and where it rests included."""
+    lines = [_sum("B", algorithm.base), *map(_of_term, algorithm.base)]
+    if not algorithm.align:
+        return [*lines, "loss = B"]
+    rule = algorithm.rule
+    lines += [_sum("A", algorithm.align), *map(_of_term, algorithm.align)]
+    lines += [f"lambda0 = {_start(rule)}", f"loss = B + sg({_effective(rule)}) A"]
+    if rule.slots:
+        clock = "local epochs" if rule.clock == "epoch" else "rounds"
+        lines.append(f"s(p) = {_anneal(rule)}, p the share of all {clock} done")
+    return [*lines, *_learning(rule)]
+
+
+def closed_form(rule: LambdaRule) -> str:
+    """Where raw lambda rests for losses held at B and A."""
+    if rule.learner is None:
+        return "lambda stays lambda0"
+    if isinstance(rule.learner, GradNorm):
+        share = " / s" if Slot.WEIGHTS in rule.slots else ""
+        return f"lambda* = |grad_P B| r^alpha / (|grad_P A| (2 - r^alpha)){share}"
+    if isinstance(rule.learner, Hypergradient):
+        return "no closed form: d E / d log lambda = 0, E the held-out base loss"
+    top = "s B" if Slot.LOG in rule.slots else "B"
+    bottom = "s A" if Slot.ALIGN in rule.slots else "A"
+    if isinstance(rule.guard, InverseVariance):
+        return f"lambda* = {top} / ({bottom} + {2 * rule.guard.gamma:g})"
+    rest = f"{top} / ({bottom})" if " " in bottom else f"{top} / {bottom}"
+    if isinstance(rule.guard, Hinge):
+        return f"lambda* = {rest} up to {rule.guard.lambda_max:g}; above it the hinge pulls back"
+    if isinstance(rule.form, Bounded):
+        return f"lambda* = min({rest}, {rule.form.lambda_max:g})"
+    return f"lambda* = {rest}"
+
+
+def settings(algorithm: Algorithm) -> dict[str, Any]:
+    """The `algorithm:` section that says the same in a configuration, without the name."""
+    plain = {
+        f.name: getattr(algorithm, f.name)
+        for f in fields(algorithm)
+        if f.name not in ("about", "base", "align", "rule", "combine_settings")
+    }
+    terms = {
+        group: [term_name(t) for t in getattr(algorithm, group)] for group in ("base", "align")
+    }
+    return terms | plain | ({"rule": _rule_settings(algorithm.rule)} if algorithm.align else {})
+
+
+def _sum(letter: str, terms: tuple[Term, ...]) -> str:
+    return f"{letter} = " + " + ".join(term_name(term) for term in terms)
+
+
+def _of_term(term: Term) -> str:
+    function = getattr(term, "func", term)
+    first = (function.__doc__ or "").split("\n\n")[0]
+    return f"    {term_name(term)}: " + " ".join(first.split())
+
+
+def _start(rule: LambdaRule) -> str:
+    if isinstance(rule.start, FromEntropy):
+        low, span = rule.start.low, rule.start.high - rule.start.low
+        return f"{low:g} + {span:g} H / log2 C, H the client's label entropy in bits"
+    return f"{getattr(rule.start, 'lam', 0.0):g}"
+
+
+def _anneal(rule: LambdaRule) -> str:
+    return FORMULA.get(schedule_name(rule), schedule_name(rule))
+
+
+def schedule_name(rule: LambdaRule) -> str:
+    """The name of the annealing schedule in a configuration."""
+    names = [name for name, schedule in SCHEDULES if schedule == rule.anneal]
+    return names[0] if names else repr(rule.anneal)
+
+
+def _effective(rule: LambdaRule) -> str:
+    raw = "lambda"
+    if rule.has_sigma_loss:
+        raw = "e^(l-a)"
+        if isinstance(rule.form, Bounded):
+            raw = f"{rule.form.lambda_max:g} sigmoid(theta)"
+    return f"s {raw}" if Slot.WEIGHTS in rule.slots else raw
+
+
+def _learning(rule: LambdaRule) -> list[str]:
+    """How lambda is moved, and where it rests."""
+    lines = []
+    if isinstance(rule.learner, Uncertainty):
+        d, k = ("s " if slot in rule.slots else "" for slot in (Slot.ALIGN, Slot.LOG))
+        guard = f" + {_guard(rule)}" if _guard(rule) else ""
+        sigma = f"0.5 e^-l sg(B) + 0.5 {d}e^-a sg(A) + 0.5 (l + {k}a){guard}"
+        lines.append(f"loss of l, a (log-variances) = {sigma}")
+    if isinstance(rule.learner, GradNorm):
+        alpha = rule.learner.asymmetry
+        lines.append(
+            f"log lambda descends |G_A - mean(G_B, G_A) r^alpha|, G_A = lambda |grad_P A|, "
+            f"r the relative inverse training rate of A, alpha = {alpha:g}"
+        )
+    if isinstance(rule.learner, Hypergradient):
+        given = rule.learner
+        lines.append(
+            f"log lambda <- log lambda - {given.rate:g} dE(w_{given.horizon})/dlog lambda every "
+            f"{given.horizon} step(s), E the base loss of {given.held_out:.0%} held-out samples"
+        )
+    return [*lines, closed_form(rule)]
+
+
+def _guard(rule: LambdaRule) -> str:
+    if isinstance(rule.guard, InverseVariance):
+        return f"{rule.guard.gamma:g} e^-a"
+    if isinstance(rule.guard, Hinge):
+        return f"{rule.guard.gamma:g} relu(e^(l-a) - {rule.guard.lambda_max:g})"
+    return ""
+
+
+def _rule_settings(rule: LambdaRule) -> dict[str, Any]:
+    start: dict[str, Any] = {"fixed": getattr(rule.start, "lam", 0.0)}
+    if isinstance(rule.start, FromEntropy):
+        start = {"entropy": {"low": rule.start.low, "high": rule.start.high}}
+    found: dict[str, Any] = {
+        "start": start,
+        "learned": _learner_settings(rule),
+        "anneal": schedule_name(rule),
+        "slots": [slot.name.lower() for slot in rule.slots if slot.name],
+        "clock": rule.clock,
+        "guard": {},
+        "bound": rule.form.lambda_max if isinstance(rule.form, Bounded) else 0,
+    }
+    if isinstance(rule.guard, InverseVariance):
+        found["guard"] = {"inverse_variance": rule.guard.gamma}
+    if isinstance(rule.guard, Hinge):
+        hinge = {"gamma": rule.guard.gamma, "lambda_max": rule.guard.lambda_max}
+        found["guard"] = {"hinge": hinge}
+    return found
+
+
+def _learner_settings(rule: LambdaRule) -> Any:
+    if rule.learner is None:
+        return False
+    given = {f.name: getattr(rule.learner, f.name) for f in fields(rule.learner)}
+    return {type(rule.learner).__name__.lower(): given}
