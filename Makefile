@@ -14,10 +14,10 @@ ROOT       := $(filter 0,$(shell id -u))
 DESELECT   := not gpu$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check law procs gpu format bench clean
+.PHONY: help setup run smoke test check law procs golden golden-update gpu format bench clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,12 @@ law: $(READY) ## closed forms, lanes, partitions, resume
 
 procs: $(READY) ## tests with real processes
 	$(BIN)/python -m pytest -m "procs and $(DESELECT)"
+
+golden: $(READY) ## has training changed? 30 steps of every algorithm in fp64
+	$(BIN)/python -m pytest tests/golden
+
+golden-update: $(READY) ## write the golden curves anew and print what changed
+	$(BIN)/python -m tests.golden.curves
 
 gpu: $(READY) ## tests that need CUDA devices
 	$(BIN)/python -m pytest -m gpu

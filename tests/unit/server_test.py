@@ -11,9 +11,14 @@ from fedcore.clients.assign import balance, form_lanes, participants
 from fedcore.errors import ConfigError, Diverged, ShardError, from_json
 from fedcore.server.combine import COMBINES
 from fedcore.server.comm import LocalComm
-from fedcore.server.consensus import prototype_std
+from fedcore.server.consensus import (
+    global_prototype_std,
+    model_variance,
+    prototype_std,
+    unit_prototype_std,
+)
 from fedcore.server.exact import ExactSum
-from fedcore.server.fusion import average_models
+from fedcore.server.fusion import ClientModel, average_models
 
 P = torch.tensor(
     [[[1.0, 1.0], [2.0, 0.0]], [[3.0, 1.0], [9.0, 9.0]]], dtype=torch.float64
@@ -40,9 +45,54 @@ def test_a_class_nobody_holds_keeps_its_prototype(name: str) -> None:
     assert got[1].tolist() == [-7.0, -7.0]
 
 
+def test_server_optimised_is_drawn_to_anchors_and_to_the_clients() -> None:
+    """gamma to infinity: G = anchors. gamma = 0: each held prototype is nearest its own G."""
+    draws = torch.Generator().manual_seed(2)
+    protos = torch.randn(5, 4, 8, generator=draws, dtype=torch.float64)
+    counts = torch.randint(0, 3, (5, 4), generator=draws)
+    counts[:, 0] = 1
+    anchors = torch.eye(4, 8, dtype=torch.float64)
+    before = torch.zeros(4, 8, dtype=torch.float64)
+    combine = COMBINES.get("server_optimised")
+    drawn = combine(protos, counts, before, anchors, steps=3000, gamma=1e6)
+    torch.testing.assert_close(drawn, anchors, rtol=0, atol=1e-3)
+    free = combine(protos, counts, before, anchors, steps=500, lr=0.05, gamma=0.0)
+    held = counts > 0
+    right = (protos @ free.T).argmax(2) == torch.arange(4)
+    assert right[held].all()
+
+    def loss(G: torch.Tensor) -> float:
+        wanted = torch.arange(4).expand(5, -1)[held]
+        return torch.nn.functional.cross_entropy((protos @ G.T)[held], wanted).item()
+
+    start = COMBINES.get("mean_of_present")(protos, counts, before, anchors)
+    assert loss(free) < 0.1 * loss(start)
+    assert torch.equal(combine(protos, counts, before, anchors, steps=0), start)
+
+
 def test_prototype_std_on_paper() -> None:
     assert prototype_std(P) == pytest.approx((1.0 + 0.0 + 3.5 + 4.5) / 4)
     assert prototype_std(P[:1]) == 0.0
+
+
+def test_unit_prototype_std_looks_at_shared_classes_and_their_holders() -> None:
+    """Class 0: directions (1, 0) and (0, 1) of the two holders, std 1/2 in both columns."""
+    protos = torch.tensor([[[2.0, 0.0], [7.0, 1.0]], [[0.0, 3.0], [1.0, 9.0]], [[5.0, 5.0]] * 2])
+    counts = torch.tensor([[4, 1], [2, 0], [0, 0]])
+    assert unit_prototype_std(protos.double(), counts) == pytest.approx(0.5)
+    assert unit_prototype_std(protos.double(), torch.zeros(3, 2)) == 0.0
+
+
+def test_global_prototype_std_on_paper() -> None:
+    G = torch.tensor([[1.0, 4.0], [3.0, 4.0]], dtype=torch.float64)
+    assert global_prototype_std(G) == pytest.approx((1.0 + 0.0) / 2)
+
+
+def test_model_variance_is_the_weighted_mean_square_distance() -> None:
+    a, b = {"w": torch.tensor([1.0, 3.0])}, {"w": torch.tensor([5.0, 3.0])}
+    mean = average_models(LocalComm(), [(a, 0.25), (b, 0.75)], a)
+    found = model_variance(LocalComm(), [ClientModel(0, a, 0.25), ClientModel(1, b, 0.75)], mean)
+    assert found == pytest.approx((0.25 * 9 + 0.75 * 1) / 2)
 
 
 @settings(max_examples=30, deadline=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -23,6 +24,46 @@ def view(
     counts = torch.bincount(y, minlength=classes)
     params = {"encoder": torch.arange(3.0, dtype=torch.float64), "prototypes": p}
     return View(z, z @ p.T, p, a, torch.zeros_like(p), y, w, counts, params, params)
+
+
+def test_dot_regression_on_paper() -> None:
+    """FedETF's: rows with a . z = 1, 0 and -1 cost 0, 1/2 and 2."""
+    a = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, -1.0]], dtype=torch.float64)
+    y, one = torch.tensor([0, 1, 1]), torch.ones(3, dtype=torch.float64)
+    v = View(z, z @ a.T, a, a, a, y, one, torch.tensor([1, 2]), {}, {})
+    assert terms.dot_regression(v).item() == pytest.approx((0 + 0.5 + 2) / 3)
+
+
+def test_balanced_softmax_is_its_formula_and_leaves_absent_classes_out() -> None:
+    """-log n_y^p e^{s z.a_y} / sum_c n_c^p e^{s z.a_c}; here n = (3, 3, 0)."""
+    v = view()
+    n = torch.tensor([3.0, 3.0, 0.0], dtype=torch.float64)
+    for scale, power in ((10.0, 1.0), (3.0, 0.5)):
+        weighed = n**power * torch.exp(scale * v.features @ v.anchors.T)
+        own = weighed.gather(1, v.labels[:, None])[:, 0]
+        wanted = -(own / weighed.sum(1)).log().mean()
+        got = terms.balanced_softmax(v, scale=scale, power=power)
+        torch.testing.assert_close(got, wanted)
+
+
+def test_feature_to_global_pulls_only_to_classes_with_a_global_prototype() -> None:
+    v = view()
+    assert terms.feature_to_global(v).item() == 0.0  # before the first aggregation
+    G = torch.zeros(3, 4, dtype=torch.float64)
+    G[1] = torch.tensor([1.0, 2.0, 0.0, 0.0])
+    known = v._replace(global_prototypes=G)
+    rows = (v.features - G[1]).square().mean(1)[v.labels == 1]
+    assert terms.feature_to_global(known).item() == pytest.approx(rows.sum().item() / 6)
+
+
+def test_proximal_on_paper() -> None:
+    v = view()
+    far = {k: w + 2.0 for k, w in v.params.items()}
+    places = sum(w.numel() for w in v.params.values())
+    wanted = 0.5 * 0.3 * 4.0 * places
+    assert terms.proximal(v._replace(global_params=far), mu=0.3).item() == pytest.approx(wanted)
+    assert terms.proximal(v).item() == 0.0
 
 
 def test_cross_entropy_and_proto_feature_agree_at_temperature_one() -> None:

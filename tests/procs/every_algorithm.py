@@ -1,0 +1,75 @@
+"""Run by torchrun: every algorithm on tiny data in fp64, unbroken and stopped and resumed.
+
+Prints one JSON object on rank 0: name -> what must not depend on the ranks or on the stop.
+
+    every_algorithm.py NPZ STORE CHECKPOINTS
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedcore.algorithms import ALGORITHMS
+from fedcore.checkpoint import Checkpoint, candidates
+from fedcore.config import RunConfig
+from fedcore.errors import Stopped
+from fedcore.federation import Federation
+from fedcore.telemetry.telemetry import Telemetry
+from launcher import prepare, world
+from launcher.build import build
+
+
+def config_of(name: str, npz: str, store: str) -> RunConfig:
+    return RunConfig.of(
+        {
+            "rounds": 3,
+            "precision": "fp64",
+            "data": {"source": "npz", "root": npz, "store": store, "alpha": 0.3},
+            "clients": {"count": 4, "local_epochs": 2, "batch_size": 8, "per_round": 3},
+            "model": {"feature_dim": 12},
+            "algorithm": {"name": name},
+        }
+    )
+
+
+def proof(federation: Federation) -> list[Any]:
+    out = federation.outcome
+    return [out.prototypes_sha256, out.parameters_sha256, out.accuracy, out.lambda_effective]
+
+
+def main() -> None:
+    npz, store, checkpoints = sys.argv[1:]
+    here = world.join(config_of("v4", npz, store), lambda error: None)
+    if here.comm.rank == 0:
+        prepare.make(config_of("v4", npz, store))
+    here.comm.barrier()
+    found = {}
+    for name in ALGORITHMS.names():
+        config, folder = config_of(name, npz, store), Path(checkpoints) / name
+
+        def fresh(config: RunConfig = config, folder: Path = folder) -> Federation:
+            shards = prepare.store_dir(config)
+            return build(config, shards, here, Telemetry(), folder, {})
+
+        whole = fresh()
+        whole.run()
+        stopped = fresh()
+        stopped.checkpoints.folder = folder / "stopped"
+        stopped.stopping = lambda run=stopped: run.outcome.rounds == 2
+        try:
+            stopped.run()
+        except Stopped:
+            resumed = fresh()
+            resumed.resume(Checkpoint(candidates(folder / "stopped")[0]))
+            resumed.run()
+            found[name] = {"whole": proof(whole), "resumed": proof(resumed)}
+    if here.comm.rank == 0:
+        print("FOUND " + json.dumps(found), flush=True)
+    here.leave(together=True)
+
+
+if __name__ == "__main__":
+    main()
