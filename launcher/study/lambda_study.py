@@ -22,7 +22,7 @@ from launcher.page import inlined, write_page
 from launcher.rundir import storage
 from launcher.study.findings import Finding, all_findings
 from launcher.study.measure import Versions
-from launcher.study.numbers import columns, facts, rows
+from launcher.study.numbers import accuracy_rows, facts, lambda_rows
 from launcher.study.overview import plot_overview
 from launcher.sweep import STOPPED, Result, sweep
 from launcher.words import number
@@ -93,7 +93,6 @@ def _values(
     found: Sequence[Finding], versions: Versions, results: Sequence[Result], command: str
 ) -> dict[str, Any]:
     """What the template asks for."""
-    table = rows(versions)
     config = results[0].cell.config
     return {
         "title": "What a learned λ does",
@@ -101,12 +100,12 @@ def _values(
         "findings": found,
         "number": number,
         "overview": inlined(partial(plot_overview, versions)),
-        "rows": table,
-        "columns": columns(table),
+        "lambdas": lambda_rows(versions),
+        "accuracies": accuracy_rows(versions),
         "troubles": [f"{r.cell.title()}: {r.words()}" for r in results if r.status != "completed"],
         "figures": _figures(results),
         "command": command,
-        "settings": config.dump(),
+        "settings": _settings(config),
         "runs": [result.cell.shown() for result in results],
     }
 
@@ -117,6 +116,12 @@ def _subtitle(config: RunConfig, versions: Versions) -> str:
         f"{config.data.source}, {config.clients.count} clients, alpha {config.data.alpha:g}, "
         f"{config.rounds} rounds, {seeds} seed(s)"
     )
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """The keys of all runs that are not as everywhere."""
+    usual = RunConfig().decisive() | {"algorithm.name": config.algorithm.name}
+    return {key: value for key, value in config.decisive().items() if usual.get(key) != value}
 
 
 def _figures(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -36,27 +36,29 @@ def facts(version: Version) -> dict[str, Any]:
     }
 
 
-def rows(versions: Versions) -> list[dict[str, str]]:
-    """The table as text: a row a version, by column title."""
-    return [_row(name, facts(version)) for name, version in versions.items()]
+def lambda_rows(versions: Versions) -> list[dict[str, str]]:
+    """Lambda, losses and prototypes as text: a row a version, by column title."""
+    return [_lambda_row(name, facts(version)) for name, version in versions.items()]
 
 
-def _row(name: str, found: Mapping[str, Any]) -> dict[str, str]:
-    last = {title: number(q and q["median"]) for title, q in found["last round"].items()}
-    accuracy = {n.replace("_", " "): percent(v) for n, v in found["accuracy"].items()}
+def _lambda_row(name: str, found: Mapping[str, Any]) -> dict[str, str]:
     return {
         "version": name,
         "seeds": str(len(found["seeds"])),
-        **last,
+        **{title: number(q and q["median"]) for title, q in found["last round"].items()},
         "largest raw λ": number(found["largest raw λ"]),
-        "spread": number(found["prototype spread"]),
-        **accuracy,
+        "prototype spread": number(found["prototype spread"]),
     }
 
 
-def columns(table: list[dict[str, str]]) -> list[str]:
-    """Titles of all rows; a version without a run has fewer."""
-    return list(dict.fromkeys(title for row in table for title in row))
+def accuracy_rows(versions: Versions) -> list[dict[str, str]]:
+    """Accuracy as text: a row a version, by column title; every row has every column."""
+    names = list(dict.fromkeys(n for version in versions.values() for n in _readouts(version)))
+    return [
+        {"version": label}
+        | {n.replace("_", " "): percent(measure.accuracy(version, n)) for n in names}
+        for label, version in versions.items()
+    ]
 
 
 def _readouts(version: Version) -> list[str]:

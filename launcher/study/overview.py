@@ -34,6 +34,8 @@ def plot_overview(versions: Versions, out: Path) -> Path:
     _lines(spread, versions, _spread, "Prototype spread between clients")
     for axes in (raw, effective, align):
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_minor_formatter("")
     for axes in panels[-1]:
         axes.set_xlabel("round")
         axes.xaxis.get_major_locator().set_params(integer=True)
