@@ -6,38 +6,26 @@ states. Medians are over the clients of all runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
 from fedcore.telemetry.history import Array
 from launcher.study import measure
+from launcher.study.finding import (
+    EXPLODES,
+    NEAR,
+    OVERSHOOT,
+    RISE,
+    SEEDS,
+    SLOPE,
+    Finding,
+    beyond,
+    both,
+    near,
+    points,
+    show,
+    within,
+)
 from launcher.study.measure import ENSEMBLES, Measure, Version, Versions
-from launcher.words import number
-
-NEAR = 1.5  # factor within which two values count as near each other
-SLOPE = 0.25  # distance from 1 within which raw lambda counts as following 1/s
-SEEDS = 2  # pairs of runs below which a difference in accuracy says nothing
-EXPLODES = 10.0  # growth of lambda that counts as an explosion: s itself falls about tenfold
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A claim, what was measured of it, and the verdict."""
-
-    name: str
-    title: str
-    expected: str
-    measured: tuple[Measure, ...]
-    criterion: str
-    seen: bool | None  # None: a run that it needs is missing
-    told: str  # what happened, in a sentence with the numbers
-
-    @property
-    def verdict(self) -> str:
-        """In words."""
-        return {True: "seen", False: "not seen", None: "no data"}[self.seen]
 
 
 def all_findings(versions: Versions, lambda_max: float, gamma: float) -> list[Finding]:
@@ -47,6 +35,7 @@ def all_findings(versions: Versions, lambda_max: float, gamma: float) -> list[Fi
         v11_cancels(versions, "v11_linear"),
         v11_cancels(versions, "v11_cosine"),
         v12_explodes(versions),
+        v12_unlearns(versions),
         v12_hurts(versions),
         v12_log_anneals(versions),
         v13_bound_is_far(versions, gamma),
@@ -67,7 +56,7 @@ def v10_settles(versions: Versions) -> Finding:
         (level, rest, drift),
         f"median of λ over B/A within a factor {NEAR} of 1, and λ changes by less than a factor 2 "
         "after the warm-up",
-        _both(_near(rest), _within(drift, 0.5, 2.0)),
+        both(near(rest), within(drift, 0.5, 2.0)),
         f"λ ends at {show(level)}, {show(rest)} times B/A; since the warm-up it moved by a factor "
         f"{show(drift)}.",
     )
@@ -76,7 +65,9 @@ def v10_settles(versions: Versions) -> Finding:
 def v11_cancels(versions: Versions, name: str) -> Finding:
     """Does the raw lambda of v11 grow as 1/s, so that the effective one does not fall?"""
     v11, v10 = versions.get(name, {}), versions.get("v10", {})
-    slope = Measure.of("slope of log raw λ over log 1/s", measure.slope(v11, "lambda_raw"))
+    # B/A itself moves over a run: what is left without it is what s does
+    slope = Measure.of("slope of log (raw λ · A/B) over log 1/s", measure.slope_without_losses(v11))
+    whole = Measure.of("slope of log raw λ over log 1/s", measure.slope(v11, "lambda_raw"))
     raw = Measure.of("raw λ, last over after the warm-up", _settled(v11, "lambda_raw"))
     factor = Measure.of("s, last over after the warm-up", _settled(v11, "annealing_factor"))
     effective = Measure.of("effective λ, last over after the warm-up", _settled(v11))
@@ -86,12 +77,12 @@ def v11_cancels(versions: Versions, name: str) -> Finding:
         f"{name}: learning cancels the annealing",
         "s(p) stands on the align loss in both losses, so raw λ settles at B/(sA), as 1/s, "
         "and s times it is v10's B/A again.",
-        (slope, raw, factor, effective, same),
+        (slope, whole, raw, factor, effective, same),
         f"median slope within {SLOPE} of 1, and median effective λ within a factor {NEAR} of v10's "
         "(same seed and client)",
-        _both(_within(slope, 1 - SLOPE, 1 + SLOPE), _near(same)),
-        f"While s fell to {show(factor)} of its value, raw λ grew by a factor {show(raw)} (slope "
-        f"{show(slope)}); effective λ moved by a factor {show(effective)} and is {show(same)} "
+        both(within(slope, 1 - SLOPE, 1 + SLOPE), near(same)),
+        f"while s fell to {show(factor)} of its value, raw λ grew by a factor {show(raw)} (slope "
+        f"over 1/s, without the drift of B/A: {show(slope)}); effective λ moved by a factor {show(effective)} and is {show(same)} "
         "times v10's.",
     )
 
@@ -110,9 +101,30 @@ def v12_explodes(versions: Versions) -> Finding:
         "no bound as s goes to 0; and a strong pull shrinks A, which drives λ further.",
         (growth, without, slope, top),
         f"median growth at least {EXPLODES:g}, and at least 3 times v10's",
-        _both(_within(growth, EXPLODES), _beyond(growth, without, 3.0)),
+        both(within(growth, EXPLODES), beyond(growth, without, 3.0)),
         f"λ grew by a factor {show(growth)} (v10: {show(without)}), slope {show(slope)} over 1/s; "
         f"a single client reached {show(top)}.",
+    )
+
+
+def v12_unlearns(versions: Versions) -> Finding:
+    """Does the exploding lambda undo what a client has learned, against v12_log?"""
+    v12, log = versions.get("v12", {}), versions.get("v12_log", {})
+    base = Measure.of("base loss over v12_log's", measure.ratio(v12, log, "base_loss"))
+    away = np.array(list(measure.paired(v12, log, "local_mean").values()))
+    alone = Measure.of("accuracy of single clients, in points over v12_log's", 100 * away)
+    worse = bool((away < 0).all()) if away.size >= SEEDS else None
+    return Finding(
+        "v12_unlearns",
+        "v12's explosion undoes local training",
+        "With a huge λ the clipped gradient only pulls towards the anchors: the base loss rises "
+        "again, and a client alone classifies worse.",
+        (base, alone),
+        f"median base loss at least {1 + RISE:g} times v12_log's (same seed and client), and the "
+        f"mean accuracy of single clients lower in every seed (at least {SEEDS})",
+        both(within(base, 1 + RISE), worse),
+        f"the base loss ends at {show(base)} times v12_log's; accuracy of single clients, v12 "
+        f"minus v12_log by seed: {points(away)}.",
     )
 
 
@@ -122,17 +134,17 @@ def v12_hurts(versions: Versions) -> Finding:
     away = {name: measure.paired(v12, log, name) for name in ENSEMBLES}
     seeds = sorted(set.intersection(*(set(values) for values in away.values())))
     mean = np.array([np.mean([away[name][seed] for name in ENSEMBLES]) for seed in seeds])
-    points = {name: 100 * np.array(list(values.values())) for name, values in away.items()}
-    measures = [Measure.of(f"{name}, in points", values) for name, values in points.items()]
+    percent = {name: 100 * np.array(list(values.values())) for name, values in away.items()}
+    measures = [Measure.of(f"{name}, in points", values) for name, values in percent.items()]
     overall = Measure.of("mean of the three ensembles, in points", 100 * mean)
     return Finding(
         "v12_hurts",
-        "v12's explosion costs accuracy",
-        "With a huge λ the clipped gradient only pulls towards the anchors, and learning stops.",
+        "v12's explosion costs ensemble accuracy",
+        "Clients that classify worse should also do so together.",
         (overall, *measures),
         f"v12 below v12_log in every seed (at least {SEEDS}), in the mean of the three ensembles",
         bool((mean < 0).all()) if mean.size >= SEEDS else None,
-        f"v12 minus v12_log, paired by seed, in the mean of the three ensembles: {_points(mean)}.",
+        f"v12 minus v12_log, paired by seed, in the mean of the three ensembles: {points(mean)}.",
     )
 
 
@@ -148,7 +160,7 @@ def v12_log_anneals(versions: Versions) -> Finding:
         "With s(p) on the log term instead, λ settles at sB/A and falls with s.",
         (growth, factor, rest),
         f"median λ ends below half of its first value, and within a factor {NEAR} of sB/A",
-        _both(_within(growth, 0.0, 0.5), _near(rest)),
+        both(within(growth, 0.0, 0.5), near(rest)),
         f"λ fell to {show(growth)} of its first value while s fell to {show(factor)}; it ends at "
         f"{show(rest)} times sB/A.",
     )
@@ -157,18 +169,18 @@ def v12_log_anneals(versions: Versions) -> Finding:
 def v13_bound_is_far(versions: Versions, gamma: float) -> Finding:
     """Does the guard of v13 hold, and does it change anything?"""
     v13, v12 = versions.get("v13", {}), versions.get("v12", {})
-    base = measure.last(v13, "base_loss")
-    bound = Measure.of("bound B/2γ", base / (2 * gamma))
+    bound = Measure.single("largest bound B/2γ", measure.largest(v13, "base_loss", -1) / 2 / gamma)
     top = Measure.single("largest λ of any client", measure.largest(v13, "lambda_raw"))
     same = Measure.of("last λ over v12's", measure.ratio(v13, v12, "lambda_raw"))
-    below = None if top.median is None or bound.median is None else top.median <= bound.median
+    below = beyond(bound, top, 1 / OVERSHOOT)
     return Finding(
         "v13_bound_is_far",
         "v13's guard bounds λ, but far away",
         f"γ/σ²_align with γ = {gamma:g} bounds λ by B/2γ: so high that λ grows almost as v12's.",
         (bound, top, same),
-        f"the largest λ is below the median bound, and median λ within a factor {NEAR} of v12's",
-        _both(below, _near(same)),
+        f"the largest λ is below {OVERSHOOT:g} times the largest client's bound, and median λ "
+        f"within a factor {NEAR} of v12's",
+        both(below, near(same)),
         f"the bound is {show(bound)}, the largest λ was {show(top)}, and λ ends at {show(same)} "
         "times v12's.",
     )
@@ -187,7 +199,7 @@ def v14_is_bounded(versions: Versions, lambda_max: float) -> Finding:
         f"v12_log with a cosine and a hinge above λ_max = {lambda_max:g}: λ falls, and is bounded.",
         (top, other, growth),
         f"no client's raw λ ever exceeds {lambda_max:g}, and median λ ends below its first value",
-        _both(below, _within(growth, 0.0, 1.0)),
+        both(below, within(growth, 0.0, 1.0)),
         f"the largest raw λ was {show(top)} (v12: {show(other)}); λ ended at {show(growth)} of its "
         "first value.",
     )
@@ -199,32 +211,3 @@ def _growth(version: Version, field: str = "lambda_raw") -> Array:
 
 def _settled(version: Version, field: str = "lambda_effective") -> Array:
     return measure.last_over_settled(version, field)
-
-
-def _within(value: Measure, low: float, high: float = np.inf) -> bool | None:
-    return None if value.median is None else low <= value.median <= high
-
-
-def _near(value: Measure) -> bool | None:
-    return _within(value, 1 / NEAR, NEAR)
-
-
-def _beyond(value: Measure, other: Measure, times: float) -> bool | None:
-    if value.median is None or other.median is None:
-        return None
-    return value.median >= times * other.median
-
-
-def _both(*parts: bool | None) -> bool | None:
-    """All of them; None if one is not known."""
-    return None if None in parts else all(parts)
-
-
-def show(value: Measure) -> str:
-    """The median as a reader wants it."""
-    return number(value.median)
-
-
-def _points(values: Array | Sequence[float]) -> str:
-    words = [f"{100 * v:+.1f}" for v in values]
-    return f"{', '.join(words)} points" if words else "-"

@@ -20,7 +20,8 @@ from fedcore.telemetry.plots import plot_lambda
 from launcher.grid import Cell, grid
 from launcher.page import inlined, write_page
 from launcher.rundir import storage
-from launcher.study.findings import Finding, all_findings
+from launcher.study.finding import Finding
+from launcher.study.findings import all_findings
 from launcher.study.measure import Versions
 from launcher.study.numbers import accuracy_rows, facts, lambda_rows
 from launcher.study.overview import plot_overview

@@ -40,25 +40,32 @@ def over_equilibrium(version: Version) -> Array:
     return _all(raw[-1] / rest[-1] for raw, rest in zip(*fields, strict=True))
 
 
-def largest(version: Version, field: str) -> float:
-    """The largest value of any client in any round of any run; NaN without runs."""
-    values = _all(v.ravel() for v in _values(version, field))
+def largest(version: Version, field: str, first: int = 0) -> float:
+    """The largest value of any client of any run from round `first` on; NaN without runs."""
+    values = _all(v[first:].ravel() for v in _values(version, field))
     return float(np.nanmax(values)) if values.size else np.nan
 
 
 def slope(version: Version, field: str) -> Array:
     """Slope of log field over log 1/s after the warm-up, for each client: 1 = it follows 1/s."""
-    slopes = []
-    for run in version.values():
-        _, value = run.per_client(field)
-        _, factor = run.per_client("annealing_factor")
-        start = warm(len(value))
-        slopes.append(_slopes(-np.log(factor[start:]), np.log(value[start:])))
-    return _all(slopes)
+    return _all(_slopes(run, run.per_client(field)[1]) for run in version.values())
 
 
-def _slopes(x: Array, y: Array) -> Array:
-    """Least-squares slope of each column of y [R, K] over that of x [R, K]."""
+def slope_without_losses(version: Version) -> Array:
+    """The same of raw lambda times A/B: that of 1/s alone."""
+
+    def without(run: History) -> Array:
+        names = ("lambda_raw", "align_loss", "base_loss")
+        raw, align, base = (run.per_client(name)[1] for name in names)
+        return raw * align / base
+
+    return _all(_slopes(run, without(run)) for run in version.values())
+
+
+def _slopes(run: History, values: Array) -> Array:
+    """Least-squares slope of each client's log values [R, K] over its log 1/s."""
+    start = warm(len(values))
+    x, y = -np.log(run.per_client("annealing_factor")[1][start:]), np.log(values[start:])
     x, y = x - x.mean(0), y - y.mean(0)
     spread = (x**2).sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):  # a constant s has no slope: NaN

@@ -10,7 +10,7 @@ import pytest
 
 from fedcore.telemetry.history import History
 from launcher.study import findings, measure
-from launcher.study.findings import Finding
+from launcher.study.finding import Finding
 from launcher.study.numbers import accuracy_rows, lambda_rows
 from launcher.words import number
 
@@ -20,13 +20,18 @@ FALLING, CONSTANT = (lambda t: 1 - t / ROUNDS), (lambda t: 1.0)
 
 
 def run(
-    raw: Rule, rest: Rule | None = None, s=FALLING, weights: bool = False, accuracy: float = 0.8
+    raw: Rule,
+    rest: Rule | None = None,
+    s=FALLING,
+    weights: bool = False,
+    accuracy: float = 0.8,
+    loss: float = 2.0,
 ):
     """A history in which raw lambda is a function of s and of each client's own B/A."""
     clients = []
     for t in range(ROUNDS):
         for k in range(CLIENTS):
-            base, align = 2.0 + k, 0.5
+            base, align = loss + k, 0.5
             lam = raw(s(t), base / align)
             clients.append(
                 {
@@ -40,7 +45,7 @@ def run(
                     "annealing_factor": s(t),
                 }
             )
-    scores = dict.fromkeys(measure.ENSEMBLES, accuracy)
+    scores = dict.fromkeys([*measure.ENSEMBLES, "local_mean"], accuracy)
     rounds = [{"round": t, "accuracy": scores, "prototype_std": 0.1} for t in range(ROUNDS)]
     return History("made up", clients, rounds)
 
@@ -59,6 +64,9 @@ SEEN: dict[str, Finding] = {
         {"v10": V10, "v11_linear": version(lambda s, r: r / s, weights=True)}, "v11_linear"
     ),
     "v12": findings.v12_explodes({"v10": V10, "v12": GROWS}),
+    "unlearning": findings.v12_unlearns(
+        {"v12": version(lambda s, r: r / s, loss=3.0), "v12_log": FALLS}
+    ),
     "accuracy": findings.v12_hurts({"v12": GROWS, "v12_log": FALLS}),
     "v12_log": findings.v12_log_anneals({"v12_log": FALLS}),
     "v13": findings.v13_bound_is_far({"v12": GROWS, "v13": GROWS}, 1e-5),
@@ -73,6 +81,10 @@ NOT_SEEN: dict[str, Finding] = {
     ),
     "v12 at rest": findings.v12_explodes({"v10": V10, "v12": V10}),
     "v12 no more than v10": findings.v12_explodes({"v10": GROWS, "v12": GROWS}),
+    "v12 with a base loss as low": findings.v12_unlearns({"v12": GROWS, "v12_log": FALLS}),
+    "v12 with clients as good": findings.v12_unlearns(
+        {"v12": version(lambda s, r: r / s, loss=3.0), "v12_log": V10}
+    ),
     "v12 no worse": findings.v12_hurts({"v12": FALLS, "v12_log": GROWS}),
     "v12_log at rest": findings.v12_log_anneals({"v12_log": V10}),
     "v13 above its bound": findings.v13_bound_is_far({"v12": GROWS, "v13": GROWS}, 1.0),
