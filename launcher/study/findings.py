@@ -82,8 +82,8 @@ def v11_cancels(versions: Versions, name: str) -> Finding:
         "(same seed and client)",
         both(within(slope, 1 - SLOPE, 1 + SLOPE), near(same)),
         f"while s fell to {show(factor)} of its value, raw λ grew by a factor {show(raw)} (slope "
-        f"over 1/s, without the drift of B/A: {show(slope)}); effective λ moved by a factor {show(effective)} and is {show(same)} "
-        "times v10's.",
+        f"over 1/s, without the drift of B/A: {show(slope)}); effective λ moved by a factor "
+        f"{show(effective)} and is {show(same)} times v10's.",
     )
 
 
@@ -171,18 +171,19 @@ def v13_bound_is_far(versions: Versions, gamma: float) -> Finding:
     v13, v12 = versions.get("v13", {}), versions.get("v12", {})
     bound = Measure.single("largest bound B/2γ", measure.largest(v13, "base_loss", -1) / 2 / gamma)
     top = Measure.single("largest λ of any client", measure.largest(v13, "lambda_raw"))
+    growth = Measure.of("λ, last over first round", _growth(v13))
     same = Measure.of("last λ over v12's", measure.ratio(v13, v12, "lambda_raw"))
     below = beyond(bound, top, 1 / OVERSHOOT)
     return Finding(
         "v13_bound_is_far",
-        "v13's guard bounds λ, but far away",
-        f"γ/σ²_align with γ = {gamma:g} bounds λ by B/2γ: so high that λ grows almost as v12's.",
-        (bound, top, same),
-        f"the largest λ is below {OVERSHOOT:g} times the largest client's bound, and median λ "
-        f"within a factor {NEAR} of v12's",
-        both(below, near(same)),
-        f"the bound is {show(bound)}, the largest λ was {show(top)}, and λ ends at {show(same)} "
-        "times v12's.",
+        "v13's guard bounds λ, but far too high",
+        f"γ/σ²_align with γ = {gamma:g} bounds λ by B/2γ: too high to keep λ from exploding.",
+        (bound, top, growth, same),
+        f"the largest λ is below {OVERSHOOT:g} times the largest client's bound, and λ grows by "
+        f"{EXPLODES:g} or more (median)",
+        both(below, within(growth, EXPLODES)),
+        f"the bound is {show(bound)}, the largest λ was {show(top)}; λ grew by a factor "
+        f"{show(growth)} and ends at {show(same)} times v12's.",
     )
 
 

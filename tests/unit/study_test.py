@@ -88,7 +88,7 @@ NOT_SEEN: dict[str, Finding] = {
     "v12 no worse": findings.v12_hurts({"v12": FALLS, "v12_log": GROWS}),
     "v12_log at rest": findings.v12_log_anneals({"v12_log": V10}),
     "v13 above its bound": findings.v13_bound_is_far({"v12": GROWS, "v13": GROWS}, 1.0),
-    "v13 unlike v12": findings.v13_bound_is_far({"v12": GROWS, "v13": V10}, 1e-5),
+    "v13 at rest": findings.v13_bound_is_far({"v12": GROWS, "v13": V10}, 1e-5),
     "v14 above lambda_max": findings.v14_is_bounded({"v12": GROWS, "v14": FALLS}, 2.0),
     "v14 growing": findings.v14_is_bounded({"v12": GROWS, "v14": GROWS}, 1e6),
 }
