@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -27,6 +29,8 @@ app = typer.Typer(
 )
 shards = typer.Typer(help="Shards of client data: make, verify, show.", no_args_is_help=True)
 app.add_typer(shards, name="shards")
+study = typer.Typer(help="Runs and a report on one question.", no_args_is_help=True)
+app.add_typer(study, name="study")
 
 P = ParamSpec("P")
 Overrides = Annotated[
@@ -225,6 +229,26 @@ def compare(
     )
     code = comparing.main(cells, folder, jobs, readout, baseline, dry_run=dry_run)
     raise typer.Exit(code)
+
+
+@study.command("lambda")
+@_plain
+def study_lambda(
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each version.")] = 3,
+    overrides: Overrides = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Default: runs/study-lambda.")] = None,
+    quick: Annotated[bool, typer.Option(help="One seed of a small dataset, for a look.")] = False,
+) -> None:
+    """What a learned lambda does in v10 ... v14: runs, and a report in one HTML file.
+
+    Stopped, it goes on when it is called again. See docs/studies.md.
+    """
+    from launcher.study import lambda_study
+
+    folder = out or Path("runs") / ("study-lambda-quick" if quick else "study-lambda")
+    cells = lambda_study.cells(seeds, folder, overrides or [], quick=quick)
+    raise typer.Exit(lambda_study.main(cells, folder, jobs, shlex.join(["fedcore", *sys.argv[1:]])))
 
 
 if __name__ == "__main__":

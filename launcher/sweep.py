@@ -178,6 +178,9 @@ def sweep(cells: Sequence[Cell], out: Path, jobs: int, stream: TextIO) -> list[R
     another sweep works in `out`; `KeyboardInterrupt` when stopped by Ctrl-C or SIGTERM.
     """
     check_directories(cells)
+    for cell in cells:
+        if _is_busy(cell.run_dir):
+            print(f"{cell.run_dir}: a run is still in there; waiting for it", file=stream)
     with (
         _alone(out),
         _stoppable(),
