@@ -14,7 +14,7 @@ from typing import Any
 from fedcore.algorithms import ALGORITHMS, resolve
 from fedcore.checkpoint import write_atomically
 from fedcore.config import RunConfig
-from fedcore.objective.weighting import Hinge, InverseVariance
+from fedcore.objective.guards import Hinge, InverseVariance
 from fedcore.telemetry.history import History
 from fedcore.telemetry.plots import plot_lambda
 from launcher.grid import Cell, grid
