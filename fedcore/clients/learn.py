@@ -5,12 +5,14 @@ Both move l = log raw lambda and leave a = 0. Everything is per client, with the
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from fedcore.clients.optim import Hyper, over
 from fedcore.clients.state import ClientState, Tensors
-from fedcore.objective.learners import GradNorm, Hypergradient
+from fedcore.objective.learners import GradNorm, Hypergradient, Learner
 from fedcore.objective.weighting import LOG_VAR_LIMIT, Weighted
 from fedcore.schedule import Progress
 
@@ -18,11 +20,59 @@ FIRST = "first_losses"  # kept [K, 2]: B and A of a client's first step; 0 = not
 TANGENT, TANGENT_MEMORY = "round/tangent", "round/tangent_memory"
 
 
+class Slopes(NamedTuple):
+    """The gradients of one step, and what a learner of lambda found beside them."""
+
+    grads: Tensors  # of the loss, by leaf; each [K, ...]
+    kept: Tensors  # what the state then keeps
+    rest: Tensor  # [K] raw lambda at which a balance of gradients rests; NaN without one
+    log_var: Tensor | None = None  # [K, 2] gradient in (l, a), found another way; not clipped
+    direct: Tensors | None = None  # lambda grad A, by leaf: d grads / d log lambda at fixed weights
+    curved: Tensors | None = None  # H Z, by leaf; None where Z is zero
+
+
+def slopes(
+    learner: Learner | None,
+    state: ClientState,
+    leaves: Tensors,
+    base: Tensor,
+    align: Tensor,
+    used: Weighted,
+) -> Slopes:
+    """Everything that is differentiated in a step. Losses [K]; leaves each [K, ...]."""
+    none = torch.full_like(base.detach(), torch.nan)
+    # clients share no tensor: the gradient of the sum is each client's own gradient
+    if isinstance(learner, GradNorm):
+        first, leaf = state.kept[FIRST], leaves["prototypes"]
+        pull, rest, first = gradnorm(learner, base, align, leaf, used, first)
+        return Slopes(gradients(used.loss, leaves), state.kept | {FIRST: first}, rest, pull)
+    if isinstance(learner, Hypergradient):
+        direct = gradients(used.effective * align, leaves, keep=True)
+        grads = gradients(used.loss, leaves, again=learner.horizon > 1)
+        again = learner.horizon > 1
+        curved = hessian_times(grads, leaves, state.kept_under(TANGENT)) if again else None
+        return Slopes(grads, dict(state.kept), none, None, direct, curved)
+    return Slopes(gradients(used.loss, leaves), dict(state.kept), none)
+
+
+def gradients(
+    losses: Tensor, leaves: Tensors, *, keep: bool = False, again: bool = False
+) -> Tensors:
+    """d sum(losses) / d leaf by name. keep: the graph stays; again: they can be differentiated."""
+    found = torch.autograd.grad(
+        losses.sum(),
+        list(leaves.values()),
+        retain_graph=keep or again,
+        create_graph=again,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return dict(zip(leaves, found, strict=True))
+
+
 def norm_of(loss: Tensor, leaf: Tensor) -> Tensor:
     """Norm [K] of d loss_k / d leaf_k; the graph stays for the step's own gradient."""
-    (grad,) = torch.autograd.grad(
-        loss.sum(), leaf, retain_graph=True, allow_unused=True, materialize_grads=True
-    )
+    grad = gradients(loss, {"leaf": leaf}, keep=True)["leaf"]
     norm: Tensor = torch.linalg.vector_norm(grad.flatten(1), dim=1)
     return norm
 
@@ -50,52 +100,23 @@ def gradnorm(
     return torch.stack([slope, torch.zeros_like(slope)], 1), rest, first
 
 
-def gradients_twice(
-    loss: Tensor, align: Tensor, leaves: Tensors, again: bool
-) -> tuple[Tensors, Tensors]:
-    """Gradients of the loss, which can be differentiated `again`, and of the align loss alone."""
-    names, values = list(leaves), list(leaves.values())
-    found = []
-    for scalar, create in ((align.sum(), False), (loss.sum(), again)):
-        grads = torch.autograd.grad(
-            scalar,
-            values,
-            create_graph=create,
-            retain_graph=True,
-            allow_unused=True,
-            materialize_grads=True,
-        )
-        found.append(dict(zip(names, grads, strict=True)))
-    return found[1], found[0]
-
-
 def hessian_times(grads: Tensors, leaves: Tensors, direction: Tensors) -> Tensors:
     """H v by name, from gradients that can be differentiated again (Pearlmutter 1994)."""
     inner = torch.stack([(g * direction[k]).sum() for k, g in grads.items() if g.requires_grad])
-    values = torch.autograd.grad(
-        inner.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
-    )
-    return dict(zip(leaves, values, strict=True))
+    return gradients(inner, leaves)
 
 
 def tangent_step(
-    state: ClientState,
-    direct: Tensors,
-    curved: Tensors,
-    scale: Tensor,
-    hyper: Hyper,
-    at: Progress,
+    state: ClientState, slopes: Slopes, scale: Tensor, hyper: Hyper, at: Progress
 ) -> Tensors:
     """Z = d w / d log lambda after one step of `sgd`, to be kept.
 
     Z_m <- mu Z_m + c (H Z + lambda grad A) + wd Z, Z <- Z - lr Z_m; the clip's c [K] is held fixed.
-
-    direct: lambda grad A. curved: H Z, empty where Z is zero.
     """
     lr, kept = hyper.lr * hyper.lr_schedule(at), {}
     tangent, memory = state.kept_under(TANGENT), state.kept_under(TANGENT_MEMORY)
-    for name, grad in direct.items():
-        turned = grad + curved[name] if curved else grad
+    for name, grad in (slopes.direct or {}).items():
+        turned = grad + slopes.curved[name] if slopes.curved else grad
         slope = turned * over(scale.to(grad.dtype), grad) + hyper.weight_decay * tangent[name]
         kept[f"{TANGENT_MEMORY}/{name}"] = hyper.momentum * memory[name] + slope
         kept[f"{TANGENT}/{name}"] = tangent[name] - lr * kept[f"{TANGENT_MEMORY}/{name}"]

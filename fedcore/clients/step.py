@@ -16,7 +16,7 @@ from fedcore.clients.lanes import over_clients
 from fedcore.clients.optim import Hyper, clip_each, sgd
 from fedcore.clients.state import ClientState, Tensors
 from fedcore.models.proto_head import ProtoHead
-from fedcore.objective.learners import GradNorm, Hypergradient
+from fedcore.objective.learners import Hypergradient
 from fedcore.objective.terms import Term
 from fedcore.objective.view import View
 from fedcore.schedule import Progress
@@ -126,42 +126,25 @@ def local_step(
     base = terms[:, : len(algorithm.base)].sum(1)
     align = terms[:, len(algorithm.base) :].sum(1)
     used = rule.weigh(base, align, leaves.get("log_var", state.log_var), at)
-    kept, rest = dict(state.kept), torch.full_like(base.detach(), torch.nan)
-    pull = direct = None
-    if isinstance(rule.learner, GradNorm):
-        leaf = leaves["prototypes"]
-        pull, rest, kept[learn.FIRST] = learn.gradnorm(
-            rule.learner, base, align, leaf, used, state.kept[learn.FIRST]
-        )
-    if isinstance(rule.learner, Hypergradient):
-        weighed, again = used.effective * align, rule.learner.horizon > 1
-        grads, direct = learn.gradients_twice(used.loss, weighed, leaves, again)
-        curved = (
-            learn.hessian_times(grads, leaves, state.kept_under(learn.TANGENT)) if again else {}
-        )
-    else:
-        # clients share no tensor: the gradient of the sum is each client's own gradient
-        found = torch.autograd.grad(
-            used.loss.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
-        )
-        grads = dict(zip(leaves, found, strict=True))
+    slopes = learn.slopes(rule.learner, state, leaves, base, align, used)
     with torch.no_grad():
-        clipped, scale, norm = clip_each(grads, setup.hyper.max_norm)
+        clipped, scale, norm = clip_each(slopes.grads, setup.hyper.max_norm)
+        kept = slopes.kept
         if algorithm.control_variates:
             clipped, kept = control.correct(clipped, state, targets.control)
-        if pull is not None:
-            clipped["log_var"] = pull
+        if slopes.log_var is not None:
+            clipped["log_var"] = slopes.log_var
         moved = sgd(state, clipped, setup.hyper, at)
-        if direct is not None:
-            kept |= learn.tangent_step(state, direct, curved, scale, setup.hyper, at)
+        if slopes.direct is not None:
+            kept = kept | learn.tangent_step(state, slopes, scale, setup.hyper, at)
         moved.buffers, moved.kept = buffers, kept
     if held_out is not None and isinstance(rule.learner, Hypergradient):
-        slopes = _held_out_gradient(setup, moved, held_out, lane, targets)
-        moved.log_var = learn.follow(moved, slopes, rule.learner)
+        gradient = _held_out_gradient(setup, moved, held_out, lane, targets)
+        moved.log_var = learn.follow(moved, gradient, rule.learner)
     if len(state) > 1:  # a lane of one is never idle
         moved = moved.where(batch.active, state)
     readings = StepReadings(
-        terms.detach(), base.detach(), align.detach(), used.raw, used.effective, norm, rest
+        terms.detach(), base.detach(), align.detach(), used.raw, used.effective, norm, slopes.rest
     )
     return moved, readings
 
@@ -182,7 +165,4 @@ def _held_out_gradient(
     leaves = {k: v.detach().requires_grad_() for k, v in state.params.items()}
     buffers = {k: v.clone() for k, v in state.buffers.items()}
     terms = losses(setup, setup.algorithm.base, leaves, buffers, batch, lane, targets)
-    found = torch.autograd.grad(
-        terms.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
-    )
-    return dict(zip(leaves, found, strict=True))
+    return learn.gradients(terms, leaves)
