@@ -7,7 +7,6 @@ a device per batch: indices and augmentation parameters are drawn on the CPU and
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from torch import Tensor
 from data_shards import augment
 from data_shards.manifest import WAY_OUT, Manifest, Part, Shard
 from data_shards.write import sha256_of
-from fedcore.batch import Batch
+from fedcore.batch import Batch, held_out_of
 from fedcore.errors import ShardError
 from fedcore.seeds import generator
 
@@ -146,7 +145,7 @@ class ShardedData:
     def _split(self, client: int, share: float) -> tuple[Tensor, Tensor]:
         """Rows held out and rows trained on; a client of one sample has it in both."""
         n = len(self._samples[client].labels)
-        held = min(n - 1, math.ceil(share * n))
+        held = held_out_of(n, share)
         order = torch.randperm(n, generator=generator(self.seed, client, 0, "held out"))
         return (order[:held] if held else order), order[held:].sort().values
 
@@ -160,10 +159,10 @@ class ShardedData:
 
     def steps(self, client: int) -> int:
         """Batches in one local epoch: the last one is filled up."""
-        return -(-self._trained(client) // self.batch_size)
+        return -(-self.trained(client) // self.batch_size)
 
-    def _trained(self, client: int) -> int:
-        """Samples of one local epoch."""
+    def trained(self, client: int) -> int:
+        """Samples of one local epoch: all that are not held out."""
         return len(self._kept_back[client][1]) if self.samples(client) else 0
 
     def epoch(self, clients: Sequence[int], round: int, epoch: int) -> Iterator[Batch]:

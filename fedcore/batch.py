@@ -6,6 +6,7 @@ D feature width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -25,11 +26,19 @@ class Batch(NamedTuple):
     active: Tensor  # [K] bool; False once a client's epoch is over
 
 
+def held_out_of(samples: int, share: float) -> int:
+    """How many of a client's samples a share holds out: rounded up, and one is left to train on."""
+    return max(0, min(samples - 1, math.ceil(share * samples)))
+
+
 class TrainData(Protocol):
     """The training samples of the clients of one rank."""
 
     def samples(self, client: int) -> int:
         """How many samples that client holds."""
+
+    def trained(self, client: int) -> int:
+        """How many of them one local epoch goes through: all that are not held out."""
 
     def label_counts(self, client: int) -> Tensor:
         """Label histogram [C] int64 of that client."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore.batch import held_out_of
 from fedcore.checkpoint import Checkpoint, Checkpoints
 from fedcore.clients.assign import participants
 from fedcore.clients.group import ClientGroup
@@ -69,6 +70,8 @@ class Federation:
         self.config, self.comm, self.group, self.server = config, comm, group, server
         self.evaluator, self.checkpoints, self.telemetry = evaluator, checkpoints, telemetry
         self.samples, self.stopping, self.identity = list(samples), stopping, identity
+        share = group.algorithm.held_out
+        self.trained = [n - held_out_of(n, share) for n in self.samples]  # in one local epoch
         self.outcome = Outcome()
         self._traffic = 0
         self._seconds: dict[str, float] = {}
@@ -173,7 +176,7 @@ class Federation:
             "median": float(used.quantile(0.5)),
             "max": float(used.max()),
         }
-        trained = sum(self.samples[k] for k in clients) * self.config.clients.local_epochs
+        trained = sum(self.trained[k] for k in clients) * self.config.clients.local_epochs
         evaluated = "evaluate" in self._seconds
         summary = RoundEvent(
             round=round,
@@ -238,7 +241,7 @@ class Federation:
     def _account(self, clients: frozenset[int], began: float) -> None:
         """Add this round to the totals of the run."""
         out = self.outcome
-        out.samples += sum(self.samples[k] for k in clients) * self.config.clients.local_epochs
+        out.samples += sum(self.trained[k] for k in clients) * self.config.clients.local_epochs
         out.bytes_communicated += self._traffic * self.comm.size
         out.wall_seconds += time.monotonic() - began
         for phase, seconds in self._seconds.items():

@@ -25,7 +25,6 @@ from fedcore.models import MODELS, ModelSpec
 from fedcore.models.neurons import neuron_groups
 from fedcore.models.proto_head import ProtoHead, build_model
 from fedcore.objective.anchors import ANCHORS
-from fedcore.objective.learners import Hypergradient
 from fedcore.registry import nearest
 from fedcore.schedule import SCHEDULES
 from fedcore.server.collective import ServerCollective
@@ -137,7 +136,7 @@ def _group(
         device=world.device,
         dtype=dtype,
         augment=config.data.augment,
-        held_out=held_out(algorithm),
+        held_out=algorithm.held_out,
     )
     model.to(world.device, dtype)
     return ClientGroup(
@@ -150,12 +149,6 @@ def _group(
         epochs=config.clients.local_epochs,
         autocast=config.precision == "bf16",
     )
-
-
-def held_out(algorithm: Algorithm) -> float:
-    """Share of each client's samples that is kept back from training, for the learner of lambda."""
-    learner = algorithm.rule.learner
-    return learner.held_out if isinstance(learner, Hypergradient) else 0.0
 
 
 def hyper(config: RunConfig) -> Hyper:

@@ -54,6 +54,9 @@ class ToyData:
     def samples(self, client: int) -> int:
         return self.sizes[client]
 
+    def trained(self, client: int) -> int:
+        return self.sizes[client]
+
     def label_counts(self, client: int) -> Tensor:
         return torch.bincount(self.labels[client], minlength=CLASSES)
 

@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Literal
 
+from fedcore.objective.learners import Hypergradient
 from fedcore.objective.terms import Term
 from fedcore.objective.weighting import LambdaRule
 from fedcore.registry import Registry
@@ -28,6 +29,12 @@ class Algorithm:
     combine_settings: tuple[tuple[str, float], ...] = ()
     fuse: str = "mean"  # of whole models: in server.fusion.FUSIONS
     readout: str = "feature_ensemble"  # the read-out that test_accuracy reports
+
+    @property
+    def held_out(self) -> float:
+        """Share of each client's samples kept back from training, for the learner of lambda."""
+        learner = self.rule.learner
+        return learner.held_out if isinstance(learner, Hypergradient) else 0.0
 
     @property
     def terms(self) -> tuple[Term, ...]:

@@ -147,7 +147,7 @@ class ClientGroup:
         tick: Ticker,
     ) -> tuple[ClientState, Totals]:
         """One local epoch of a lane."""
-        sizes, total = [self.data.samples(k) for k in ids], Totals()
+        sizes, total = [self.data.trained(k) for k in ids], Totals()
         learner = self.algorithm.rule.learner
         forward = isinstance(learner, Hypergradient)
         horizon = learner.horizon if isinstance(learner, Hypergradient) else 1
