@@ -13,6 +13,7 @@ from data_shards.read import ShardedData, TestSamples
 from data_shards.sources import SOURCES
 from fedcore.algorithms import Algorithm, resolve
 from fedcore.algorithms.resolve import check_settings
+from fedcore.batch import held_out_of
 from fedcore.checkpoint import Checkpoints
 from fedcore.clients.assign import balance, form_lanes
 from fedcore.clients.group import ClientGroup
@@ -25,6 +26,7 @@ from fedcore.models import MODELS, ModelSpec
 from fedcore.models.neurons import neuron_groups
 from fedcore.models.proto_head import ProtoHead, build_model
 from fedcore.objective.anchors import ANCHORS
+from fedcore.objective.learners import Hypergradient
 from fedcore.registry import nearest
 from fedcore.schedule import SCHEDULES
 from fedcore.server.collective import ServerCollective
@@ -179,11 +181,29 @@ def warnings(config: RunConfig, manifest: Manifest, ranks: int) -> list[str]:
         words.append(f"clients without samples, left out: {_few(empty)}")
     if single:
         words.append(f"clients with one class only: {_few(single)}")
+    words += _windows_too_long(config, [c.samples for c in manifest.clients])
     lanes = len(form_lanes([c.samples for c in manifest.clients], config.clients.width))
     if ranks > lanes:
         of = f"lanes of {config.clients.width} clients" if config.clients.width > 1 else "clients"
         words.append(f"{ranks} ranks for {lanes} {of} with samples: {ranks - lanes} idle")
     return words
+
+
+def _windows_too_long(config: RunConfig, samples: list[int]) -> list[str]:
+    """A window of steps ends with the epoch: a client with fewer steps never moves its lambda."""
+    algorithm = resolve(config.algorithm)
+    learner = algorithm.rule.learner
+    if not isinstance(learner, Hypergradient):
+        return []
+    trained = [n - held_out_of(n, learner.held_out) for n in samples]
+    size = min(config.clients.batch_size, max(samples, default=1))
+    short = [k for k, n in enumerate(trained) if n and -(-n // size) < learner.horizon]
+    if not short:
+        return []
+    return [
+        f"clients with fewer steps an epoch than the hypergradient's horizon {learner.horizon}, "
+        f"whose lambda stays where it starts: {_few(short)}"
+    ]
 
 
 def _few(numbers: list[int]) -> str:

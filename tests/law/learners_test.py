@@ -14,12 +14,13 @@ from fedcore.clients import learn
 from fedcore.clients.optim import clip_each, sgd
 from fedcore.clients.state import ClientState
 from fedcore.clients.step import Lane, local_step, losses
-from fedcore.config import AlgorithmConfig
+from fedcore.config import AlgorithmConfig, RunConfig
 from fedcore.errors import ConfigError
 from fedcore.objective.guards import Bounded, Hinge, InverseVariance
 from fedcore.objective.learners import GradNorm, Hypergradient, Uncertainty
 from fedcore.objective.weighting import LOG_VAR_LIMIT, Fixed, LambdaRule, Slot, Weighted
 from fedcore.schedule import Linear, Progress, progress
+from launcher.build import _windows_too_long
 from tests.toy import HYPER, ToyData, toy_group, toy_order
 
 
@@ -101,6 +102,14 @@ def test_samples_held_out_are_never_trained_on() -> None:
         else:  # a client of one sample has nothing to spare
             assert out.tolist() == kept.tolist() == [0]
     assert data._split(0, 0.0)[1].tolist() == [0]
+
+
+def test_a_horizon_longer_than_an_epoch_is_told() -> None:
+    rule = {"learned": {"hypergradient": {"horizon": 4}}}
+    algorithm = {"name": "hypergradient", "rule": rule}
+    config = RunConfig.of({"clients": {"batch_size": 10}, "algorithm": algorithm})
+    (words,) = _windows_too_long(config, [100, 30, 0, 50])
+    assert words.endswith("stays where it starts: 1")  # 24 of 30 samples: 3 steps; of 50: 4
 
 
 # -- gradnorm
