@@ -45,7 +45,8 @@ def reading(path: Path, way_out: str) -> Iterator[None]:
 
 def images_of(path: Path, images: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """The images if they are uint8 [M, *shape], else `ShardError`."""
-    found = np.asarray(images)
+    with reading(path, f"uint8 images {list(shape)}"):
+        found = np.asarray(images)
     if found.dtype != np.uint8 or found.shape[1:] != shape:
         problem = f"images are {found.dtype} {list(found.shape)}"
         raise ShardError(str(path), problem, f"uint8 [M, {', '.join(map(str, shape))}]")
@@ -54,7 +55,8 @@ def images_of(path: Path, images: ArrayLike, shape: tuple[int, ...]) -> NDArray[
 
 def labels_of(path: Path, labels: ArrayLike, images: int, first: int = 0) -> NDArray[np.int64]:
     """Labels [M], one for each image, if they are integers from `first` on; else `ShardError`."""
-    found = np.asarray(labels)
+    with reading(path, "one label for each image"):
+        found = np.asarray(labels)
     flat = found.reshape(-1)
     whole = np.issubdtype(found.dtype, np.integer) or not len(flat)
     if not whole or len(flat) != images or (len(flat) and int(flat.min()) < first):

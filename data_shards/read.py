@@ -179,7 +179,7 @@ class ShardedData:
             number = epoch * self.steps(client) + step
             draws = generator(self.seed, client, round, "held-out batch", number)
             orders.append(rows[torch.randperm(len(rows), generator=draws)])
-        return self._batch(clients, orders, round, epoch, step, at=torch.arange(self.batch_size))
+        return self._batch(clients, orders, round, epoch, step, purpose="held-out views")
 
     def _order(self, client: int, round: int, epoch: int) -> Tensor:
         rows = self._kept_back[client][1]
@@ -193,10 +193,10 @@ class ShardedData:
         round: int,
         epoch: int,
         step: int,
-        at: Tensor | None = None,
+        purpose: str = "augment",
     ) -> Batch:
-        if at is None:
-            at = torch.arange(step * self.batch_size, (step + 1) * self.batch_size)
+        first = step * self.batch_size if purpose == "augment" else 0
+        at = torch.arange(first, first + self.batch_size)
         images, labels, weight = [], [], []
         for client, order in zip(clients, orders, strict=True):
             held = self._samples[client]
@@ -205,7 +205,7 @@ class ShardedData:
             labels.append(held.labels[rows])
             weight.append(at < (len(order) if self.samples(client) else 0))
         active = torch.tensor([step < self.steps(k) for k in clients])
-        stacked = self._views(torch.stack(images), clients, round, epoch, step)
+        stacked = self._views(torch.stack(images), clients, round, epoch, step, purpose)
         return Batch(
             stacked,
             torch.stack(labels),
@@ -214,7 +214,13 @@ class ShardedData:
         )
 
     def _views(
-        self, images: Tensor, clients: Sequence[int], round: int, epoch: int, step: int
+        self,
+        images: Tensor,
+        clients: Sequence[int],
+        round: int,
+        epoch: int,
+        step: int,
+        purpose: str,
     ) -> Tensor:
         """[K, B, ...] uint8 to V drawn views of each, [K, V, B, ...] normalised."""
         shape = images.shape[2:]
@@ -223,15 +229,18 @@ class ShardedData:
         if self.augment:
             each = self.views * self.batch_size
             draws = [
-                augment.draw(self._draws(k, round, epoch, step), each, self.kind) for k in clients
+                augment.draw(self._draws(k, round, epoch, step, purpose), each, self.kind)
+                for k in clients
             ]
             flat = augment.apply(flat, self._send(torch.cat(draws)).to(flat.dtype), self.kind)
         return self.normalise(flat).view(len(clients), self.views, self.batch_size, *shape)
 
-    def _draws(self, client: int, round: int, epoch: int, step: int) -> torch.Generator:
+    def _draws(
+        self, client: int, round: int, epoch: int, step: int, purpose: str
+    ) -> torch.Generator:
         """Addressed by the step within the round, as everything else of a step is."""
         number = epoch * self.steps(client) + step
-        return generator(self.seed, client, round, "augment", number)
+        return generator(self.seed, client, round, purpose, number)
 
     def _send(self, values: Tensor) -> Tensor:
         """To the device, without waiting for it."""

@@ -38,6 +38,7 @@ def _no_switch(value: Any) -> Any:
 
 
 Positive = Annotated[int, BeforeValidator(_no_switch), Field(ge=1, le=1_000_000_000)]
+Number = Annotated[float, BeforeValidator(_no_switch)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -244,7 +245,7 @@ class RuleConfig(Section):
     """Whether p counts local epochs or rounds."""
     guard: GuardConfig | None = None
     """What keeps lambda from exploding; `{}` = nothing."""
-    bound: Share | None = None
+    bound: Annotated[float, Field(ge=0, le=1e6)] | None = None
     """lambda = bound * sigmoid(theta), with theta learned; 0 = no bound."""
 
 
@@ -259,7 +260,7 @@ class AlgorithmConfig(Section):
     """Loss terms of the base loss."""
     align: tuple[str, ...] | None = None
     """Loss terms of the alignment loss, which lambda weighs."""
-    terms: dict[str, dict[str, float]] = Field(default_factory=dict)
+    terms: dict[str, dict[str, Number]] = Field(default_factory=dict)
     """Settings of single terms, e.g. {supcon: {temperature: 0.1}}."""
     anchor: str | None = None
     """etf, gaussian, spread or consensus_path."""
@@ -273,7 +274,7 @@ class AlgorithmConfig(Section):
     """Correct each local gradient by SCAFFOLD's control variates."""
     combine: str | None = None
     """How prototypes are combined: mean_of_present, mean, by_samples, server_optimised."""
-    combine_settings: dict[str, float] = Field(default_factory=dict)
+    combine_settings: dict[str, Number] = Field(default_factory=dict)
     """Settings of that rule, e.g. {steps: 200, gamma: 1} of server_optimised."""
     fuse: str | None = None
     """How whole models become one: mean (by samples), optimal_transport (neurons matched first)."""

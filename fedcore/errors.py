@@ -98,9 +98,9 @@ class Diverged(FedError):
 
     def __str__(self) -> str:
         return (
-            f"client {self.client} diverged in round {self.round}: base loss {self.base:.6g}, "
+            f"client {self.client} diverged in round {self.round + 1}: base loss {self.base:.6g}, "
             f"align loss {self.align:.6g}, lambda {self.lam:.6g}. "
-            "Try a smaller clients.lr, or an algorithm.rule.guard"
+            "Try a smaller clients.lr" + (", or an algorithm.rule.guard" if self.align else "")
         )
 
 

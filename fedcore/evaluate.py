@@ -64,13 +64,32 @@ def _weighed_by_mean(total: Tensor, prototypes: Tensor) -> Tensor:
     return _nearest_prototype(total[:, :-1] * total[:, -1:], prototypes)
 
 
+def _least_distance(total: Tensor, prototypes: Tensor) -> Tensor:
+    """argmin |z - G_c| of the normalised sum z: 2 z G^T - |G|^2 is largest there."""
+    z = F.normalize(total, dim=1)
+    return (2 * z @ prototypes.T - prototypes.square().sum(1)).argmax(1)
+
+
+def _of_features(seen: Seen) -> Tensor:
+    return seen.features
+
+
 def _features(classes: int, width: int) -> int:
     return width
 
 
 READOUTS.add(
     "feature_ensemble",
-    Ensemble("argmax (sum_k w_k z_k) G^T", _features, lambda s: s.features, _nearest_prototype),
+    Ensemble("argmax (sum_k w_k z_k) G^T", _features, _of_features, _nearest_prototype),
+)
+READOUTS.add(
+    "nearest_prototype",
+    Ensemble(
+        "argmin |z - G_c|, z the normalised sum_k w_k z_k (FedProto)",
+        _features,
+        _of_features,
+        _least_distance,
+    ),
 )
 READOUTS.add(
     "iffi",
@@ -116,19 +135,21 @@ class Tally:
     ) -> None:
         classes, width = prototypes.shape
         self.m, self.clients, self.prototypes = m, clients, prototypes.to(device)
-        self.offsets: dict[str, int] = {}
+        self.places: dict[Callable[[Seen], Tensor], slice] = {}  # read-outs may share a sum
         size = 0
-        for name, readout in READOUTS:
-            self.offsets[name] = size
-            size += m * readout.width(classes, width)
+        for _, readout in READOUTS:
+            if readout.contribution not in self.places:
+                length = m * readout.width(classes, width)
+                self.places[readout.contribution] = slice(size, size + length)
+                size += length
         self._counts = size
         self.sums = ExactSum(size + len(clients) + 1, 2.0, device)
 
     def add(self, seen: Seen, weight: float, start: int) -> None:
         """One client's contributions for the samples from `start` on."""
-        for name, readout in READOUTS:
-            values = readout.contribution(seen)
-            self.sums.add(values, weight, self.offsets[name] + start * values.shape[1])
+        for contribution, place in self.places.items():
+            values = contribution(seen)
+            self.sums.add(values, weight, place.start + start * values.shape[1])
 
     def count_client(self, client: int, hits: Tensor) -> None:
         """Right answers of a client alone."""
@@ -141,9 +162,8 @@ class Tally:
     def accuracy(self, total: Tensor, labels: Tensor) -> dict[str, float]:
         """Accuracy by read-out from the integers of all ranks."""
         found = {}
-        ends = [*list(self.offsets.values())[1:], self._counts]
-        for (name, readout), end in zip(READOUTS, ends, strict=True):
-            part = self.sums.value(total[self.offsets[name] : end]).view(self.m, -1)
+        for name, readout in READOUTS:
+            part = self.sums.value(total[self.places[readout.contribution]]).view(self.m, -1)
             right = readout.predict(part, self.prototypes) == labels.to(part.device)
             found[name] = int(right.sum()) / self.m
         alone = total[self._counts : -1].double() / self.m

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -197,16 +198,22 @@ class Federation:
         self.telemetry.write([*events, summary], own=set(self.group.clients))
 
     def _exploded(self, events: Sequence[ClientEvent], round: int) -> list[int]:
-        """Clients whose raw lambda is above its limit; told when the first one is."""
-        limit = self.group.algorithm.rule.limit
+        """Clients whose learned raw lambda is above its limit; told when the first one is."""
+        rule = self.group.algorithm.rule
+        if rule.learner is None:
+            return []
+        limit = rule.limit
         found = [e.client for e in events if e.lambda_raw > limit]
         if found and not self._told:
             worst = max(events, key=lambda e: e.lambda_raw)
             message = (
                 f"raw lambda of {len(found)} of {len(events)} clients is above {limit:g}: client "
-                f"{worst.client} has {worst.lambda_raw:.4g}, its closed form is "
-                f"{worst.lambda_equilibrium:.4g}. A guard (algorithm.rule.guard or .bound) holds it"
+                f"{worst.client} has {worst.lambda_raw:.4g}"
             )
+            if math.isfinite(worst.lambda_equilibrium):
+                message += f", its closed form is {worst.lambda_equilibrium:.4g}"
+            if rule.has_sigma_loss:
+                message += ". algorithm.rule.guard or algorithm.rule.bound holds it"
             self.telemetry.write([WarningEvent(round, message)])
             self._told = True
         return found
@@ -287,7 +294,9 @@ class Federation:
         everyone = {int(k): v for part in self.comm.gather_json(mine) for k, v in part.items()}
         server = self.server.state
         prototypes = [digest([server.prototypes])] + [everyone[k][0] for k in sorted(everyone)]
-        parameters = [digest(list((server.weights or {}).values()))]
+        # in the model's order: a checkpoint may give them back in another one
+        held = server.weights or {}
+        parameters = [digest([held[k] for k in state.model_tensors() if k in held])]
         parameters += [everyone[k][1] for k in sorted(everyone)]
         out.prototypes_sha256 = hashlib.sha256("".join(prototypes).encode()).hexdigest()
         out.parameters_sha256 = hashlib.sha256("".join(parameters).encode()).hexdigest()

@@ -16,6 +16,8 @@ T = TypeVar("T")
 def nearest(word: str, known: list[str]) -> str:
     """The known word most like `word`, or a list of all of them when none is."""
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if not known:
+        return "nothing here: there is no such thing to choose from"
     return close[0] if close else "one of: " + ", ".join(sorted(known))
 
 

@@ -28,7 +28,7 @@ from fedcore.models.proto_head import ProtoHead, build_model
 from fedcore.objective.anchors import ANCHORS
 from fedcore.objective.learners import Hypergradient
 from fedcore.registry import nearest
-from fedcore.schedule import SCHEDULES
+from fedcore.schedule import SCHEDULES, Constant
 from fedcore.server.collective import ServerCollective
 from fedcore.server.combine import COMBINES
 from fedcore.server.comm import together
@@ -181,6 +181,9 @@ def warnings(config: RunConfig, manifest: Manifest, ranks: int) -> list[str]:
         words.append(f"clients without samples, left out: {_few(empty)}")
     if single:
         words.append(f"clients with one class only: {_few(single)}")
+    rule = resolve(config.algorithm).rule
+    if rule.anneal != Constant() and not rule.slots:
+        words.append("algorithm.rule.anneal has no effect: algorithm.rule.slots is empty")
     words += _windows_too_long(config, [c.samples for c in manifest.clients])
     lanes = len(form_lanes([c.samples for c in manifest.clients], config.clients.width))
     if ranks > lanes:

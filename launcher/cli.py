@@ -105,6 +105,11 @@ def config_path(name: str) -> Path:
     raise ConfigError("--config", name, "a YAML file or a name in launcher/configs", way_out)
 
 
+def stem(name: str) -> str:
+    """The name of a configuration without folders and `.yaml`; other dots belong to it."""
+    return Path(name).name.removesuffix(".yaml").removesuffix(".yml")
+
+
 def shipped_configs() -> list[str]:
     """Names of all configurations that come with fedcore."""
     files = sorted(CONFIGS.rglob("*.yaml"))

@@ -217,7 +217,7 @@ def compare(
     from launcher import comparing
     from launcher.grid import grid
 
-    folder = out or Path("runs") / ("compare-" + "-".join(Path(c).stem for c in configs))
+    folder = out or Path("runs") / ("compare-" + "-".join(cli.stem(c) for c in configs))
     cells = grid(
         configs,
         folder,

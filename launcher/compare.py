@@ -8,13 +8,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fedcore.errors import ConfigError
 from fedcore.evaluate import READOUTS, SINGLE
 from fedcore.registry import nearest
-from launcher import prepare
+from launcher import cli, prepare
 from launcher.grid import Cell
 from launcher.sweep import Result
 
@@ -109,12 +108,16 @@ def labels(cells: Sequence[Cell]) -> list[str]:
     names: dict[str, set[str]] = {}
     for cell in cells:
         names.setdefault(data_of(cell), set()).add(cell.name)
-    return [
-        f"{Path(c.name).stem} {c.config.algorithm.name}"
-        if len(names[data_of(c)]) > 1
-        else c.config.algorithm.name
-        for c in cells
-    ]
+    return [_label(cell, names[data_of(cell)]) for cell in cells]
+
+
+def _label(cell: Cell, group: set[str]) -> str:
+    """group: the configurations of the cell's group; two of one name are told apart by path."""
+    algorithm = cell.config.algorithm.name
+    if len(group) == 1:
+        return algorithm
+    alike = [name for name in group if cli.stem(name) == cli.stem(cell.name)]
+    return f"{cell.name if len(alike) > 1 else cli.stem(cell.name)} {algorithm}"
 
 
 def check_words(cells: Sequence[Cell], readout: str, baseline: str | None) -> None:

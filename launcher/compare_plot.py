@@ -34,7 +34,9 @@ def plot_comparison(groups: Sequence[Group], readout: str, out: Path) -> Path:
     words = {OWN: "own read-out", BEST: "best read-out of each row"}.get(readout, readout)
     figure.suptitle(f"Test accuracy, {words}", fontsize=13, fontweight="bold", x=0.01, ha="left")
     _legend(figure, groups)
-    figure.savefig(out)
+    part = out.with_name(f".{out.name}")
+    figure.savefig(part, format=out.suffix[1:])  # a full disk must not cut the last good one short
+    part.replace(out)
     return out
 
 

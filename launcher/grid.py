@@ -40,7 +40,7 @@ class Cell:
     def title(self) -> str:
         """What tells this cell from the others, in words."""
         alpha = f" alpha {self.config.data.alpha:g}" if _is_dirichlet(self.config) else ""
-        return f"{_stem(self.name)} {self.config.algorithm.name}{alpha} seed {self.config.seed}"
+        return f"{cli.stem(self.name)} {self.config.algorithm.name}{alpha} seed {self.config.seed}"
 
 
 def grid(
@@ -73,12 +73,8 @@ def _cell(name: str, overrides: tuple[str, ...], out: Path, ranks: int) -> Cell:
     config = cli.load_config(name, overrides)
     check_names(config)
     alpha = f"-a{config.data.alpha:g}" if _is_dirichlet(config) else ""
-    label = f"{_stem(name)}-{config.algorithm.name}{alpha}-s{config.seed}-{config.digest()}"
+    label = f"{cli.stem(name)}-{config.algorithm.name}{alpha}-s{config.seed}-{config.digest()}"
     return Cell(name, overrides, config, out / label, ranks)
-
-
-def _stem(name: str) -> str:
-    return Path(name).stem
 
 
 def _is_dirichlet(config: RunConfig) -> bool:

@@ -54,9 +54,19 @@ def finished(cell: Cell) -> Result | None:
     A run that diverged would do so again: the same seed gives the same bits.
     """
     summary = RunDir(cell.run_dir).read_summary() or {}
-    if summary.get("status") in ("completed", "diverged"):
-        return Result(cell, summary["status"], summary["exit_code"], summary)
+    if summary.get("status") == "diverged" or _is_whole(summary):
+        return Result(cell, summary["status"], int(summary.get("exit_code", 4)), summary)
     return None
+
+
+def _is_whole(summary: dict[str, Any]) -> bool:
+    """Whether a completed run says what a table needs; one that does not is run again."""
+    numbers = [summary.get(key) for key in ("test_accuracy", "wall_seconds")]
+    read_outs = summary.get("accuracy")
+    if isinstance(read_outs, dict):
+        numbers += read_outs.values()
+    plain = all(isinstance(x, int | float) and not isinstance(x, bool) for x in numbers)
+    return summary.get("status") == "completed" and isinstance(read_outs, dict) and plain
 
 
 Running = dict[subprocess.Popen[bytes], Cell]

@@ -25,6 +25,8 @@ def load(root: Path | None, split: Split) -> Arrays:
     """Images [M, 3, 64, 64]; labels [M] number the classes in the order of wnids.txt."""
     folder = located(root, FOLDER)
     names = _lines(folder / "wnids.txt")
+    if len(set(names)) < len(names):
+        raise ShardError(str(folder / "wnids.txt"), "a class is listed twice", WAY_OUT)
     listed = _train(folder, names) if split is Split.TRAIN else _validation(folder)
     numbers = {name: number for number, name in enumerate(names)}
     unknown = sorted({name for _, name in listed} - numbers.keys())
@@ -47,7 +49,10 @@ def _train(folder: Path, names: Sequence[str]) -> list[tuple[Path, str]]:
         images = folder / "train" / name / "images"
         if not images.is_dir():
             raise ShardError(str(images), "no such folder", WAY_OUT)
-        listed += [(path, name) for path in sorted(images.glob("*.JPEG"))]
+        found = sorted(images.glob("*.JPEG"))
+        if not found:
+            raise ShardError(str(images), "no *.JPEG in it", WAY_OUT)
+        listed += [(path, name) for path in found]
     return listed
 
 

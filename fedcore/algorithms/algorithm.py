@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from fedcore.errors import ConfigError
 from fedcore.objective.learners import Hypergradient
 from fedcore.objective.terms import Term
 from fedcore.objective.weighting import LambdaRule
-from fedcore.registry import Registry
+from fedcore.registry import Registry, nearest
+
+Mode = Literal["one_shot", "averaged"]
+Classifier = Literal["prototypes", "anchors"]
+UploadPart = Literal["prototypes", "mean_features"]
+MODES, CLASSIFIERS, UPLOADS = get_args(Mode), get_args(Classifier), get_args(UploadPart)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +27,23 @@ class Algorithm:
     align: tuple[Term, ...] = ()
     anchor: str | None = None  # in ANCHORS; None = nothing looks at anchors
     rule: LambdaRule = LambdaRule()
-    mode: Literal["one_shot", "averaged"] = "one_shot"
-    classifier: Literal["prototypes", "anchors"] = "prototypes"  # learned, or fixed at the anchors
-    upload: Literal["prototypes", "mean_features"] = "prototypes"
+    mode: Mode = "one_shot"
+    classifier: Classifier = "prototypes"  # learned, or fixed at the anchors
+    upload: UploadPart = "prototypes"
     control_variates: bool = False  # SCAFFOLD's correction of each local gradient
     combine: str = "mean_of_present"  # of prototypes: in server.combine.COMBINES
     combine_settings: tuple[tuple[str, float], ...] = ()
     fuse: str = "mean"  # of whole models: in server.fusion.FUSIONS
     readout: str = "feature_ensemble"  # the read-out that test_accuracy reports
+
+    def __post_init__(self) -> None:
+        for name in ("base", "align"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, known in (("mode", MODES), ("classifier", CLASSIFIERS), ("upload", UPLOADS)):
+            got = getattr(self, name)
+            if got not in known:
+                key = f"algorithm.{name}"
+                raise ConfigError(key, got, "a known one", nearest(str(got), list(known)))
 
     @property
     def held_out(self) -> float:

@@ -15,5 +15,6 @@ FEDPROTO = ALGORITHMS.add(
         rule=LambdaRule(start=Fixed(1.0)),
         upload="mean_features",
         combine="by_samples",
+        readout="nearest_prototype",
     ),
 )

@@ -14,7 +14,6 @@ from fedcore.errors import ConfigError
 from fedcore.objective.anchors import ANCHORS
 from fedcore.objective.guards import (
     Bounded,
-    Form,
     Guard,
     Hinge,
     InverseVariance,
@@ -23,7 +22,7 @@ from fedcore.objective.guards import (
 )
 from fedcore.objective.learners import GradNorm, Hypergradient, Learner, Uncertainty
 from fedcore.objective.terms import TERMS, Term
-from fedcore.objective.weighting import Fixed, FromEntropy, LambdaRule, Slot, StartRule
+from fedcore.objective.weighting import Fixed, FromEntropy, LambdaRule, Slot
 from fedcore.registry import nearest
 from fedcore.schedule import SCHEDULES
 
@@ -50,6 +49,11 @@ LOOK_AT_ANCHORS = frozenset(
 )
 
 
+LARGEST_SETTING = 1e5
+
+OF_HOLDERS = ("mean_of_present", "by_samples")
+
+
 def resolve(config: AlgorithmConfig) -> Algorithm:
     """The declared algorithm with this run's changes; `ConfigError` for a name nobody declared."""
     declared = ALGORITHMS.get(config.name)
@@ -62,6 +66,10 @@ def resolve(config: AlgorithmConfig) -> Algorithm:
             changes[group] = tuple(TERMS.get(name, f"algorithm.{group}") for name in names)
     if config.combine_settings:
         changes["combine_settings"] = tuple(sorted(config.combine_settings.items()))
+    if not changes.get("align", declared.align) and config.rule != RuleConfig():
+        want = f"a term for lambda to weigh: {config.name} has none, so no rule can act"
+        way_out = "[present_proto_to_anchor], or no algorithm.rule"
+        raise ConfigError("algorithm.align", [], want, way_out)
     algorithm = replace(declared, **changes, rule=_resolve_rule(declared.rule, config.rule))
     _check(algorithm, config)
     unused = set(config.terms) - set(algorithm.term_names)
@@ -85,7 +93,7 @@ def _check(algorithm: Algorithm, config: AlgorithmConfig) -> None:
         raise ConfigError("algorithm.base", [], "at least one loss term", "[cross_entropy]")
     if len(set(names)) < len(names):
         raise ConfigError("algorithm.base", list(names), "each loss term once", "leaving one out")
-    if not algorithm.align and (rule.learner is not None or rule.start != Fixed(0.0)):
+    if not algorithm.align and rule != LambdaRule():
         want = f"a term for lambda to weigh: {config.name} with this rule has one"
         way_out = "[present_proto_to_anchor], or no algorithm.rule"
         raise ConfigError("algorithm.align", [], want, way_out)
@@ -94,6 +102,12 @@ def _check(algorithm: Algorithm, config: AlgorithmConfig) -> None:
     if algorithm.control_variates and algorithm.mode != "averaged":
         want = "averaged, since control variates correct the way to an averaged model"
         raise ConfigError("algorithm.mode", algorithm.mode, want, "averaged")
+    if algorithm.control_variates and algorithm.fuse != "mean":
+        want = "mean, since control variates are not matched with the neurons"
+        raise ConfigError("algorithm.fuse", algorithm.fuse, want, "mean")
+    if algorithm.upload == "mean_features" and algorithm.combine not in OF_HOLDERS:
+        want = "a rule that leaves out clients without the class: they have no mean feature"
+        raise ConfigError("algorithm.combine", algorithm.combine, want, "by_samples")
     if algorithm.classifier == "anchors" and isinstance(rule.learner, GradNorm):
         want = "prototypes, since gradnorm balances gradients at them"
         raise ConfigError("algorithm.classifier", "anchors", want, "prototypes")
@@ -101,7 +115,8 @@ def _check(algorithm: Algorithm, config: AlgorithmConfig) -> None:
 
 def _needs_anchors(algorithm: Algorithm) -> bool:
     looked_at = LOOK_AT_ANCHORS.intersection(algorithm.term_names)
-    return bool(looked_at) or algorithm.classifier == "anchors"
+    fixed, drawn = algorithm.classifier == "anchors", algorithm.combine == "server_optimised"
+    return bool(looked_at) or fixed or drawn
 
 
 def _with_settings(
@@ -117,16 +132,19 @@ def _with_setting(term: Term, setting: dict[str, float]) -> Term:
 
 def check_settings(function: Callable[..., Any], setting: Mapping[str, float], key: str) -> None:
     """`ConfigError` unless each setting is a keyword of `function` and in its range."""
-    known = [
-        p.name for p in inspect.signature(function).parameters.values() if p.default != p.empty
-    ]
+    parameters = inspect.signature(function).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    known = list(defaults)
     for name, value in setting.items():
         if name not in known:
             way_out = nearest(name, known) if known else "none: it has no settings"
             raise ConfigError(f"{key}.{name}", value, "a known setting", way_out)
         least = 0.0 if name in ("mu", "gamma", "power") else 1e-9  # others divide, or scale
-        if not least <= value < float("inf"):
-            raise ConfigError(f"{key}.{name}", value, f"a number from {least:g} up", "1.0")
+        if not least <= value <= LARGEST_SETTING:
+            want = f"a number from {least:g} to {LARGEST_SETTING:g}"
+            raise ConfigError(f"{key}.{name}", value, want, "1.0")
+        if isinstance(defaults[name], int) and value != int(value):
+            raise ConfigError(f"{key}.{name}", value, "a whole number", str(defaults[name]))
 
 
 def _resolve_rule(rule: LambdaRule, config: RuleConfig) -> LambdaRule:
@@ -147,7 +165,7 @@ def _resolve_rule(rule: LambdaRule, config: RuleConfig) -> LambdaRule:
     if config.learned is not None:
         changes["learner"] = _resolve_learner(config.learned)
     if config.bound is not None:
-        changes["form"] = _resolve_form(config.bound, changes.get("start", rule.start))
+        changes["form"] = Bounded(config.bound) if config.bound else LogVariances()
     if config.clock is not None:
         changes["clock"] = config.clock
     return replace(rule, **changes)
@@ -166,13 +184,3 @@ def _resolve_learner(learned: LearnedConfig) -> Learner | None:
         given = learned.hypergradient
         return Hypergradient(given.horizon, given.rate, given.held_out)
     return Uncertainty() if learned.uncertainty is not None else None
-
-
-def _resolve_form(bound: float, start: StartRule) -> Form:
-    if not bound:
-        return LogVariances()
-    highest = start.high if isinstance(start, FromEntropy) else getattr(start, "lam", 0.0)
-    if highest >= bound:
-        want = f"a bound above every lambda0, and one starts at {highest:g}"
-        raise ConfigError("algorithm.rule.bound", bound, want, f"{2 * highest:g}")
-    return Bounded(bound)

@@ -19,8 +19,8 @@ def begin_round(state: ClientState) -> None:
 
 
 def correct(grads: Tensors, state: ClientState, server: Tensors) -> tuple[Tensors, Tensors]:
-    """Gradients g to g - c_k + c (server: c by name), and what the state then keeps."""
-    own, kept = state.kept_under(OWN), dict(state.kept)
+    """Gradients g to g - c_k + c (server: c by name), and what is kept anew of the state."""
+    own, kept = state.kept_under(OWN), {}
     corrected = dict(grads)
     for name, control in server.items():
         if name in grads:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedcore.algorithms import Algorithm
+from fedcore.algorithms.algorithm import term_name
 from fedcore.batch import Batch
 from fedcore.clients import control, learn
 from fedcore.clients.lanes import over_clients
@@ -100,9 +101,21 @@ def losses(
     def of_one(params: Tensors, buffers: Tensors, sample: Batch, lane: Lane) -> Tensor:
         # no client axis in here
         view = look(setup, params, buffers, sample, lane, targets)
-        return torch.stack([term(view) for term in terms])
+        return torch.stack([_value(term, view) for term in terms])
 
     return over_clients(of_one, params, buffers, batch, lane)
+
+
+def _value(term: Term, view: View) -> Tensor:
+    """The term's scalar; an error in it says which term it was."""
+    try:
+        value = term(view)
+        if not isinstance(value, Tensor) or value.dim():
+            raise TypeError(f"want a tensor without axes, got {getattr(value, 'shape', value)}")
+    except Exception as error:
+        error.add_note(f"in the loss term {term_name(term)} (docs/extending.md)")
+        raise
+    return value
 
 
 def local_step(
@@ -131,7 +144,8 @@ def local_step(
         clipped, scale, norm = clip_each(slopes.grads, setup.hyper.max_norm)
         kept = slopes.kept
         if algorithm.control_variates:
-            clipped, kept = control.correct(clipped, state, targets.control)
+            clipped, sums = control.correct(clipped, state, targets.control)
+            kept = kept | sums
         if slopes.log_var is not None:
             clipped["log_var"] = slopes.log_var
         moved = sgd(state, clipped, setup.hyper, at)

@@ -70,7 +70,7 @@ def feature_to_anchor(view: View) -> Tensor:
 
 
 def feature_to_global(view: View) -> Tensor:
-    """Mean of (z_i - G_{y_i})^2 over the samples whose class has a global prototype, and over D
+    """Mean over the samples and D of (z_i - G_{y_i})^2, 0 where the class has no global prototype
     (FedProto, Tan et al. 2022: the pull to the mean embedding of all clients)."""
     known = (view.global_prototypes != 0).any(1).to(view.weight.dtype)[view.labels]
     rows = (view.features - view.global_prototypes[view.labels]).square().mean(1)

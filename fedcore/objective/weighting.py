@@ -24,6 +24,8 @@ LOG_VAR_LIMIT = 30.0
 exactly 0 would otherwise pull its log-variance to minus infinity."""
 
 
+LARGEST_START = 1e6
+
 LAMBDA_MAX = 50.0
 """The published lambda_max, for rules that have none."""
 
@@ -38,6 +40,10 @@ class Slot(Flag):
 
 
 class StartRule(Protocol):
+    @property
+    def span(self) -> tuple[float, float]:
+        """Smallest and largest lambda0."""
+
     def __call__(self, label_counts: Tensor) -> Tensor:
         """lambda0 [...] of clients with label histograms [..., C]."""
 
@@ -47,6 +53,11 @@ class Fixed:
     """The same lambda0 for every client; 0 = no alignment."""
 
     lam: float
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Smallest and largest lambda0."""
+        return self.lam, self.lam
 
     def __call__(self, label_counts: Tensor) -> Tensor:
         return torch.full(label_counts.shape[:-1], self.lam, dtype=torch.float64)
@@ -58,6 +69,11 @@ class FromEntropy:
 
     low: float
     high: float
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Smallest and largest lambda0."""
+        return self.low, self.high
 
     def __call__(self, label_counts: Tensor) -> Tensor:
         counts = label_counts.to(torch.float64)
@@ -91,6 +107,10 @@ class LambdaRule:
     form: Form = LogVariances()
 
     def __post_init__(self) -> None:
+        self._check_start()
+        if self.form != LogVariances() and self.guard != NoGuard():
+            want = "no guard beside a bound: lambda cannot pass it"
+            raise ConfigError("algorithm.rule.guard", self.guard, want, "guard: {}, or bound: 0")
         if self.has_sigma_loss:
             return
         if self.slots & (Slot.ALIGN | Slot.LOG):
@@ -100,6 +120,16 @@ class LambdaRule:
             self._refuse("guard", self.guard, "no guard", "guard: {}")
         if self.form != LogVariances():
             self._refuse("bound", self.form, "no bound", "bound: null")
+
+    def _check_start(self) -> None:
+        low, high = self.start.span
+        if self.learner is not None and not 0 < low <= high <= LARGEST_START:
+            want = f"above 0 and at most {LARGEST_START:g}, for a lambda that is learned"
+            raise ConfigError("algorithm.rule.start", (low, high), want, "fixed: 5")
+        bound = getattr(self.form, "lambda_max", math.inf)
+        if high >= bound:
+            want = f"a bound above every lambda0, and one starts at {high:g}"
+            raise ConfigError("algorithm.rule.bound", bound, want, f"bound: {2 * high:g}")
 
     @staticmethod
     def _refuse(key: str, got: object, want: str, way_out: str) -> None:

@@ -132,7 +132,8 @@ class ServerCollective:
         self._check_finite(got, round)
         state = self.state
         state.prototypes = self.combine(got.prototypes, got.counts, state.prototypes, self.anchors)
-        state.prototype_std = prototype_std(got.prototypes)
+        holders = got.counts if self.algorithm.upload == "mean_features" else None
+        state.prototype_std = prototype_std(got.prototypes, holders)
         state.first_spread = state.first_spread or state.prototype_std
         return got
 

@@ -53,7 +53,7 @@ def server_optimised(
     counts: Tensor,
     previous: Tensor,
     anchors: Tensor,
-    steps: float = 200,
+    steps: int = 200,
     lr: float = 0.01,
     gamma: float = 1.0,
 ) -> Tensor:

@@ -14,9 +14,14 @@ from fedcore.server.comm import Comm
 from fedcore.server.fusion import ClientModel
 
 
-def prototype_std(prototypes: Tensor) -> float:
-    """Inter-client standard deviation of [N, C, D], mean over C and D; 0 for a single client."""
-    return float(prototypes.std(0, unbiased=False).mean())
+def prototype_std(prototypes: Tensor, counts: Tensor | None = None) -> float:
+    """Inter-client standard deviation of [N, C, D], mean over C and D; 0 for a single client.
+
+    counts [N, C]: look at the holders of a class only, where the others have nothing to compare.
+    """
+    if counts is None:
+        return float(prototypes.std(0, unbiased=False).mean())
+    return _std_of_holders(prototypes, counts, least=1)
 
 
 def unit_prototype_std(prototypes: Tensor, counts: Tensor) -> float:
@@ -24,12 +29,16 @@ def unit_prototype_std(prototypes: Tensor, counts: Tensor) -> float:
 
     Mean over the classes that at least two clients hold (counts [N, C]); 0 if there is none.
     """
-    unit = torch.nn.functional.normalize(prototypes, dim=2)
-    held = (counts > 0).to(unit.dtype)[:, :, None]  # [N, C, 1]
+    return _std_of_holders(torch.nn.functional.normalize(prototypes, dim=2), counts, least=2)
+
+
+def _std_of_holders(values: Tensor, counts: Tensor, least: int) -> float:
+    """Over the clients that hold a class; mean over the classes that `least` or more hold."""
+    held = (counts > 0).to(values.dtype)[:, :, None]  # [N, C, 1]
     holders = held.sum(0)  # [C, 1]
-    mean = (unit * held).sum(0) / holders.clamp(min=1)
-    variance = ((unit - mean).square() * held).sum(0) / holders.clamp(min=1)  # [C, D]
-    shared = holders[:, 0] >= 2
+    mean = (values * held).sum(0) / holders.clamp(min=1)
+    variance = ((values - mean).square() * held).sum(0) / holders.clamp(min=1)  # [C, D]
+    shared = holders[:, 0] >= least
     return float(variance[shared].sqrt().mean()) if shared.any() else 0.0
 
 

@@ -63,11 +63,11 @@ def rounds_on_quadratics(corrected: bool, momentum: float, rounds: int = 200) ->
         for _ in range(10):
             grads = {"w": CURVATURE * (state.params["w"] - CENTRES)}
             clipped, _, _ = clip_each(grads, hyper.max_norm)
-            kept = dict(state.kept)
+            sums = {}
             if corrected:
-                clipped, kept = control.correct(clipped, state, server)
+                clipped, sums = control.correct(clipped, state, server)
             state = sgd(state, clipped, hyper, AT)
-            state.kept = kept
+            state.kept = state.kept | sums
         control.end_round(state, before)
         state.drop("round")
         model = average_models(LocalComm(), rows(state.params), start)
@@ -109,6 +109,24 @@ def test_control_variate_is_option_two_for_plain_sgd() -> None:
         torch.testing.assert_close(
             group.state.kept[f"control/{name}"][0], wanted, rtol=0, atol=1e-10
         )
+
+
+def test_a_declaration_with_a_word_nobody_knows_is_refused() -> None:
+    for key, word in (("mode", "avergaed"), ("classifier", "anchor"), ("upload", "means")):
+        with pytest.raises(ConfigError, match=rf"algorithm\.{key}.*{word}"):
+            replace(ALGORITHMS.get("v4"), **{key: word})
+
+
+def test_control_variates_and_gradnorm_keep_their_own_memories() -> None:
+    """Both keep something of a client: neither may drop the other's."""
+    group = toy_group("gradnorm", [0], ToyData([20]))
+    group.algorithm = replace(group.algorithm, control_variates=True, mode="averaged")
+    group.setup = group.setup._replace(algorithm=group.algorithm)
+    group.state.keep(control.OWN, group.state.params)
+    order = toy_order("scaffold", 0, [0])
+    group.train(order)
+    assert (group.state.kept["first_losses"] > 0).all()
+    assert group.state.kept["control/prototypes"].abs().max() > 0
 
 
 def models() -> list[ProtoHead]:

@@ -75,6 +75,7 @@ def wanted(parts) -> dict[str, float]:
     alone = [right(logits[k]) for k in range(3)]
     return {
         "feature_ensemble": right(F.normalize((w * z).sum(0), dim=1) @ prototypes.T),
+        "nearest_prototype": right(-torch.cdist(F.normalize((w * z).sum(0), dim=1), prototypes)),
         "iffi_published": right(
             F.normalize((w * z).sum(0), dim=1)
             * (w * informative).sum(0)  # the same for all models: it cancels

@@ -18,7 +18,14 @@ from fedcore.config import AlgorithmConfig, RunConfig
 from fedcore.errors import ConfigError
 from fedcore.objective.guards import Bounded, Hinge, InverseVariance
 from fedcore.objective.learners import GradNorm, Hypergradient, Uncertainty
-from fedcore.objective.weighting import LOG_VAR_LIMIT, Fixed, LambdaRule, Slot, Weighted
+from fedcore.objective.weighting import (
+    LOG_VAR_LIMIT,
+    Fixed,
+    FromEntropy,
+    LambdaRule,
+    Slot,
+    Weighted,
+)
 from fedcore.schedule import Linear, Progress, progress
 from launcher.build import _windows_too_long
 from tests.toy import HYPER, ToyData, toy_group, toy_order
@@ -171,6 +178,23 @@ def test_bounded_starts_at_lambda0_and_rests_below_its_bound() -> None:
 def test_a_bound_must_lie_above_every_start() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.rule\.bound"):
         resolve(AlgorithmConfig.model_validate({"name": "v14", "rule": {"guard": {}, "bound": 15}}))
+
+
+@pytest.mark.parametrize(
+    "start", [Fixed(0.0), Fixed(1e30), FromEntropy(0.0, 20.0), FromEntropy(1.0, 1e9)]
+)
+def test_a_learned_lambda_cannot_start_where_it_could_not_leave(start) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.rule\.start"):
+        LambdaRule(start=start, learner=Uncertainty())
+    assert LambdaRule(start=start).start == start
+
+
+def test_a_bound_and_a_guard_exclude_each_other() -> None:
+    rule = {"bound": 40}
+    with pytest.raises(ConfigError, match=r"guard: \{\}"):
+        resolve(AlgorithmConfig.model_validate({"name": "v14", "rule": rule}))
+    found = resolve(AlgorithmConfig.model_validate({"name": "v14", "rule": {**rule, "guard": {}}}))
+    assert found.rule.form == Bounded(40.0)
 
 
 def test_guards_hold_under_stress() -> None:

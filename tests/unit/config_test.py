@@ -71,6 +71,23 @@ def test_a_mistake_names_key_value_and_way_out(override: str, words: list[str]) 
         ("algorithm.terms={supcon: {temperature: 0}}", ["algorithm.terms.supcon.temperature", "0"]),
         ("algorithm.align=[]", ["algorithm.align", "lambda to weigh"]),
         ("algorithm={name: v4, rule: {learned: true}}", ["algorithm.align", "v4"]),
+        ("algorithm={name: v4, rule: {anneal: linear}}", ["algorithm.align", "no rule can act"]),
+        ("algorithm={name: scaffold, fuse: optimal_transport}", ["algorithm.fuse", "mean"]),
+        ("algorithm={name: scaffold, mode: one_shot}", ["algorithm.mode", "averaged"]),
+        ("algorithm={name: fedproto, combine: mean}", ["algorithm.combine", "by_samples"]),
+        ("algorithm={name: fedavg, combine: server_optimised}", ["algorithm.anchor", "etf"]),
+        (
+            "algorithm={combine: server_optimised, combine_settings: {steps: 0.5}}",
+            ["algorithm.combine_settings.steps", "whole"],
+        ),
+        ("algorithm.combine_settings={steps: 5}", ["algorithm.combine_settings.steps", "none"]),
+        ("algorithm={name: fedavg, fuse: ot}", ["algorithm.fuse", "'ot'"]),
+        ("algorithm.rule={learned: gradnorm, guard: {}}", ["algorithm.rule.slots", "log"]),
+        (
+            "algorithm={name: fedetf, align: [proto_to_anchor], "
+            "rule: {learned: gradnorm, start: {fixed: 1}}}",
+            ["algorithm.classifier", "prototypes"],
+        ),
     ],
 )
 def test_an_unknown_name_is_found_before_anything_runs(override: str, words: list[str]) -> None:
