@@ -87,8 +87,8 @@ def _no_axis_twice(axes: Sequence[str], overrides: Sequence[str]) -> None:
     for override in overrides:
         key = override.partition("=")[0]
         if key in axes:
-            way_out = f"{options[key]} alone"
-            raise ConfigError("--set", override, f"a key that {options[key]} leaves free", way_out)
+            want = f"a key that this command leaves free: it sets {key} itself ({options[key]})"
+            raise ConfigError("--set", override, want, "leaving it out")
 
 
 def _alpha_matters(cell: Cell, alphas: Sequence[float]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from fedcore.algorithms.algorithm import Algorithm, term_name
+from fedcore.objective.anchors import ANCHORS
 from fedcore.objective.guards import Bounded, Hinge, InverseVariance
 from fedcore.objective.learners import GradNorm, Hypergradient, Uncertainty
 from fedcore.objective.terms import Term
@@ -22,6 +23,12 @@ def formulas(algorithm: Algorithm) -> list[str]:
         return [*lines, "loss = B"]
     rule = algorithm.rule
     lines += [_sum("A", algorithm.align), *map(_of_term, algorithm.align)]
+    if algorithm.anchor is not None:
+        path = ANCHORS.get(algorithm.anchor).path
+        walk = (
+            " at the end of a path: the target is (1 - p_local) P_start + p_local a" if path else ""
+        )
+        lines.append(f"a: {algorithm.anchor} anchors{walk}")
     lines += [f"lambda0 = {_start(rule)}", f"loss = B + sg({_effective(rule)}) A"]
     if rule.slots:
         clock = "local epochs" if rule.clock == "epoch" else "rounds"

@@ -58,6 +58,7 @@ def test_one_and_three_ranks_agree(name: str, found: dict[int, dict[str, Any]]) 
 def test_a_stop_and_a_resume_change_nothing(name: str, found: dict[int, dict[str, Any]]) -> None:
     for ranks in (1, 3):
         assert found[ranks][name]["resumed"] == found[ranks][name]["whole"]
+        assert found[ranks][name]["signed again"] == found[ranks][name]["whole"]
 
 
 def test_algorithms_differ(found: dict[int, dict[str, Any]]) -> None:

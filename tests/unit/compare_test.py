@@ -13,7 +13,7 @@ from launcher.compare import as_json, check_words, groups, labels, mean_and_std
 from launcher.compare_plot import plot_comparison
 from launcher.compare_tables import markdown, percent
 from launcher.grid import Cell, grid
-from launcher.sweep import Result
+from launcher.sweep import Result, finished
 
 ACCURACY = {"v4": (0.70, 0.60, 0.80), "v14": (0.75, 0.64, 0.86)}  # by seed
 
@@ -53,6 +53,39 @@ def test_differences_are_paired_by_seed(results: list[Result]) -> None:
     away = group.difference(group.rows[1], "own")
     assert away == pytest.approx({0: 0.05, 1: 0.04, 2: 0.06})
     assert percent(away, signed=True) == "+5.0 ± 1.0"  # though each row spreads by ten points
+
+
+def test_two_configurations_of_one_name_are_two_rows(tmp_path: Path) -> None:
+    for folder, count in (("one", 3), ("two", 4)):
+        (tmp_path / folder).mkdir()
+        text = (
+            f"data: {{source: digits, store: {tmp_path}}}\nclients: {{count: 4, width: {count}}}\n"
+        )
+        (tmp_path / folder / "job.yaml").write_text(text)
+    names = [str(tmp_path / folder / "job.yaml") for folder in ("one", "two")]
+    found = labels(grid(names, Path("out"), algorithms=["v4"], seeds=1))
+    assert found == [f"{name} v4" for name in names]
+
+
+def test_a_dot_in_a_name_belongs_to_it() -> None:
+    (cell,) = grid(["paper/cifar10_a0.05_v14"], Path("out"), seeds=1)
+    assert cell.run_dir.name.startswith("cifar10_a0.05_v14-v14-")
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        {"status": "completed"},
+        {"status": "completed", "exit_code": 0, "accuracy": {}},
+        {"status": "completed", "test_accuracy": "high", "wall_seconds": 1.0, "accuracy": {}},
+        {"status": "completed", "test_accuracy": 0.5, "wall_seconds": 1.0, "accuracy": {"a": None}},
+    ],
+)
+def test_a_summary_that_lacks_a_number_is_not_finished(summary: dict, tmp_path: Path) -> None:
+    (cell,) = grid(["smoke"], tmp_path, algorithms=["v4"], seeds=1)
+    cell.run_dir.mkdir()
+    (cell.run_dir / "summary.json").write_text(json.dumps(summary))
+    assert finished(cell) is None
 
 
 def test_a_seed_without_a_pair_is_left_out(results: list[Result]) -> None:
