@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import nn
-from torchvision.models import MobileNetV2
 
 from fedcore.models import MODELS, Encoder, ModelSpec
 
@@ -22,6 +21,8 @@ STAGES = [
 
 def build(spec: ModelSpec) -> Encoder:
     """torchvision's network with strides that small images need; returns features."""
+    from torchvision.models import MobileNetV2  # on use: importing it takes longer than torch
+
     network = MobileNetV2(inverted_residual_setting=STAGES)
     stem = nn.Conv2d(spec.channels, 32, 3, padding=1, bias=False)
     nn.init.kaiming_normal_(stem.weight, mode="fan_out")  # as torchvision starts the others

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import nn
-from torchvision.models import ResNet
-from torchvision.models.resnet import BasicBlock
 
 from fedcore.errors import ConfigError
 from fedcore.models.proto_head import ProtoHead
@@ -46,6 +44,8 @@ def neuron_groups(model: ProtoHead) -> list[NeuronGroup]:
     Knows chains of convolutions, batch norms and linear layers, and ResNets of basic blocks; raises
     `ConfigError` for another model.
     """
+    from torchvision.models import ResNet  # on use: importing it takes longer than torch
+
     groups: list[NeuronGroup] = []
     last: NeuronGroup | None = None  # the neurons that reach this far
     for name, module in _chain("encoder", model.encoder):
@@ -78,11 +78,11 @@ def _chain(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from _chain(f"{name}.{key}", child)
 
 
-def _add_resnet(name: str, network: ResNet, groups: list[NeuronGroup]) -> NeuronGroup:
+def _add_resnet(name: str, network: nn.Module, groups: list[NeuronGroup]) -> NeuronGroup:
     """Per stage one group that its blocks add to, and one group within each block; the last."""
     stream = NeuronGroup()
-    stream.made_by(f"{name}.conv1", network.conv1)
-    stream.made_by(f"{name}.bn1", network.bn1)
+    stream.made_by(f"{name}.conv1", network.get_submodule("conv1"))
+    stream.made_by(f"{name}.bn1", network.get_submodule("bn1"))
     groups.append(stream)
     for stage in ("layer1", "layer2", "layer3", "layer4"):
         for number, block in enumerate(getattr(network, stage)):
@@ -94,6 +94,8 @@ def _of_block(
     name: str, block: nn.Module, stream: NeuronGroup, groups: list[NeuronGroup]
 ) -> NeuronGroup:
     """Adds the block's inner group; the stream that leaves the block, a new one where it widens."""
+    from torchvision.models.resnet import BasicBlock
+
     if not isinstance(block, BasicBlock):
         raise ConfigError("model.name", type(block).__name__, "basic blocks", "resnet18")
     inner = NeuronGroup()

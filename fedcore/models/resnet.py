@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from torch import nn
-from torchvision.models import resnet18
 
 from fedcore.models import MODELS, Encoder, ModelSpec
 
 
 def build(spec: ModelSpec) -> Encoder:
     """torchvision's network with the stem that small images need; returns features."""
+    from torchvision.models import resnet18  # on use: importing it takes longer than torch
+
     network = resnet18()
     network.conv1 = nn.Conv2d(spec.channels, 64, 3, padding=1, bias=False)
     network.maxpool = nn.Identity()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedcore.clients.state import Tensors
@@ -106,6 +105,8 @@ def _rows(tensors: Tensors, group: NeuronGroup) -> Tensor:
 
 def _assignment(wanted: Tensor, given: Tensor) -> Tensor:
     """Rows of `given` [n, m] in the order that is nearest to `wanted` in squared distance."""
+    from scipy.optimize import linear_sum_assignment
+
     cost = torch.cdist(wanted.double(), given.double()).square()
     _, columns = linear_sum_assignment(cost.cpu().numpy())
     return torch.from_numpy(columns).to(given.device)
