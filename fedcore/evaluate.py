@@ -74,19 +74,19 @@ def _of_features(seen: Seen) -> Tensor:
     return seen.features
 
 
-def _features(classes: int, width: int) -> int:
+def _of_width(classes: int, width: int) -> int:
     return width
 
 
 READOUTS.add(
     "feature_ensemble",
-    Ensemble("argmax (sum_k w_k z_k) G^T", _features, _of_features, _nearest_prototype),
+    Ensemble("argmax (sum_k w_k z_k) G^T", _of_width, _of_features, _nearest_prototype),
 )
 READOUTS.add(
     "nearest_prototype",
     Ensemble(
         "argmin |z - G_c|, z the normalised sum_k w_k z_k (FedProto)",
-        _features,
+        _of_width,
         _of_features,
         _least_distance,
     ),
@@ -95,7 +95,7 @@ READOUTS.add(
     "iffi",
     Ensemble(
         "feature_ensemble with w_k (1 - cos(z_k(x), z_k(noise))) per sample and model",
-        _features,
+        _of_width,
         lambda s: s.features * _informativeness(s),
         _nearest_prototype,
     ),

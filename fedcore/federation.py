@@ -167,10 +167,14 @@ class Federation:
         main = accuracy[self.group.algorithm.readout]
         self.outcome.accuracy, self.outcome.test_accuracy = accuracy, main
         self.outcome.best_test_accuracy = max(main, self.outcome.best_test_accuracy or 0.0)
-        self._variance = consensus.model_variance(self.comm, self._models(self._trained), averaged)
+        self._variance = consensus.model_variance(
+            self.comm, self._models(self._trained), averaged, self.server.start
+        )
 
     def _report(self, round: int, spread: float, got: Collected, clients: frozenset[int]) -> None:
         events = self._client_events(round, spread, got)
+        exploded = self._exploded(events)
+        self._tell_explosion(exploded, round)
         used = torch.tensor([e.lambda_effective for e in events], dtype=torch.float64)
         self.outcome.lambda_effective = {
             "min": float(used.min()),
@@ -189,7 +193,7 @@ class Federation:
             unit_prototype_std=consensus.unit_prototype_std(got.prototypes, got.counts),
             global_prototype_std=consensus.global_prototype_std(self.server.state.prototypes),
             model_variance=self._variance if evaluated else None,
-            lambda_exploded=len(self._exploded(events, round)),
+            lambda_exploded=len(exploded),
             seconds=dict(self._seconds),
             samples_per_second=trained
             / max(self._seconds["train"] + self._seconds["collect"], 1e-9),
@@ -197,26 +201,26 @@ class Federation:
         )
         self.telemetry.write([*events, summary], own=set(self.group.clients))
 
-    def _exploded(self, events: Sequence[ClientEvent], round: int) -> list[int]:
-        """Clients whose learned raw lambda is above its limit; told when the first one is."""
+    def _exploded(self, events: Sequence[ClientEvent]) -> list[ClientEvent]:
+        """Clients whose learned raw lambda is above its limit."""
         rule = self.group.algorithm.rule
-        if rule.learner is None:
-            return []
-        limit = rule.limit
-        found = [e.client for e in events if e.lambda_raw > limit]
-        if found and not self._told:
-            worst = max(events, key=lambda e: e.lambda_raw)
-            message = (
-                f"raw lambda of {len(found)} of {len(events)} clients is above {limit:g}: client "
-                f"{worst.client} has {worst.lambda_raw:.4g}"
-            )
-            if math.isfinite(worst.lambda_equilibrium):
-                message += f", its closed form is {worst.lambda_equilibrium:.4g}"
-            if rule.has_sigma_loss:
-                message += ". algorithm.rule.guard or algorithm.rule.bound holds it"
-            self.telemetry.write([WarningEvent(round, message)])
-            self._told = True
-        return found
+        return [e for e in events if rule.learner is not None and e.lambda_raw > rule.limit]
+
+    def _tell_explosion(self, exploded: Sequence[ClientEvent], round: int) -> None:
+        """A warning when the first lambda is above its limit, and not every round after."""
+        if not exploded or self._told:
+            return
+        rule, worst = self.group.algorithm.rule, max(exploded, key=lambda e: e.lambda_raw)
+        message = (
+            f"raw lambda of {len(exploded)} clients is above {rule.limit:g}: client "
+            f"{worst.client} has {worst.lambda_raw:.4g}"
+        )
+        if math.isfinite(worst.lambda_equilibrium):
+            message += f", its closed form is {worst.lambda_equilibrium:.4g}"
+        if rule.has_sigma_loss:
+            message += ". algorithm.rule.guard or algorithm.rule.bound holds it"
+        self.telemetry.write([WarningEvent(round, message)])
+        self._told = True
 
     def _client_events(self, round: int, spread: float, got: Collected) -> list[ClientEvent]:
         epochs, rule = self.config.clients.local_epochs, self.group.algorithm.rule
@@ -236,8 +240,8 @@ class Federation:
                 lambda_raw=float(columns["lambda_raw"][i]),
                 lambda_effective=float(columns["lambda_effective"][i]),
                 lambda_equilibrium=float(equilibrium[i]),
-                sigma_sq_local=float(columns["local"][i].exp()),
-                sigma_sq_align=float(columns["other"][i].exp()),
+                sigma_sq_local=float(columns["log_var_local"][i].exp()),
+                sigma_sq_align=float(columns["log_var_align"][i].exp()),
                 annealing_factor=float(rule.factor(at)),
                 gradient_norm=float(columns["norm"][i]),
                 terms=dict(zip(names, got.terms[i].tolist(), strict=True)),

@@ -7,7 +7,7 @@ from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedcore.telemetry.plots import BLUE, GREY, LINE
+from fedcore.telemetry.plots import BLUE, GREY, LINE, frame, save
 from launcher.compare import BEST, OWN, Group, mean_and_std
 
 if TYPE_CHECKING:  # loaded on use: it takes half a second
@@ -34,10 +34,7 @@ def plot_comparison(groups: Sequence[Group], readout: str, out: Path) -> Path:
     words = {OWN: "own read-out", BEST: "best read-out of each row"}.get(readout, readout)
     figure.suptitle(f"Test accuracy, {words}", fontsize=13, fontweight="bold", x=0.01, ha="left")
     _legend(figure, groups)
-    part = out.with_name(f".{out.name}")
-    figure.savefig(part, format=out.suffix[1:])  # a full disk must not cut the last good one short
-    part.replace(out)
-    return out
+    return save(figure, out)
 
 
 def _draw(axes: Axes, group: Group, readout: str) -> None:
@@ -70,16 +67,13 @@ def _markers(group: Group) -> dict[int, str]:
 
 
 def _dress(axes: Axes, group: Group) -> None:
-    axes.set_title(group.data, loc="left", fontsize=10)
+    frame(axes, group.data, grid="x")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(length=0)
     axes.set_yticks(range(len(group.rows)), [row.label for row in group.rows])
     axes.set_ylim(len(group.rows) - 0.5, -0.65)
     axes.set_xlabel("test accuracy in %")
     axes.margins(x=0.08)
-    axes.grid(axis="x", color="#e4e7eb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(LINE)
-    axes.tick_params(color=LINE, length=0)
 
 
 def _legend(figure: Any, groups: Sequence[Group]) -> None:

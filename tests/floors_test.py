@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     "fedcore.errors": 0,
     "fedcore.config": 0,
+    "fedcore.config_text": 0,
     "fedcore.registry": 0,
     "fedcore.schedule": 0,
     "fedcore.seeds": 0,

@@ -13,6 +13,8 @@ from data_shards.sources import SOURCES, Arrays, Source, Split
 from data_shards.unpickle import unpickle
 from fedcore.errors import ShardError
 
+Channels = tuple[float, float, float]
+
 PIXELS = 3 * 32 * 32  # of a row: red, then green, then blue
 
 
@@ -65,27 +67,14 @@ def _with_text_keys(content: Any) -> dict[Any, Any]:
     return {k.decode() if isinstance(k, bytes) else k: v for k, v in dict(content).items()}
 
 
-SOURCES.add(
-    "cifar10",
-    Source(
-        partial(load, CIFAR10),
-        kind="natural",
-        about="60,000 photographs in 10 classes, 32x32 (data.root: cifar-10-batches-py)",
-        classes=10,
-        shape=(3, 32, 32),
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
-    ),
-)
-SOURCES.add(
-    "cifar100",
-    Source(
-        partial(load, CIFAR100),
-        kind="natural",
-        about="60,000 photographs in 100 classes, 32x32 (data.root: cifar-100-python)",
-        classes=100,
-        shape=(3, 32, 32),
-        mean=(0.5071, 0.4865, 0.4409),
-        std=(0.2673, 0.2564, 0.2762),
-    ),
-)
+def _add(layout: Layout, classes: int, mean: Channels, std: Channels) -> None:
+    about = f"60,000 photographs in {classes} classes, 32x32 (data.root: {layout.folder})"
+    shape = (3, 32, 32)
+    SOURCES.add(
+        f"cifar{classes}",
+        Source(partial(load, layout), "natural", about, False, classes, shape, mean, std),
+    )
+
+
+_add(CIFAR10, 10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
+_add(CIFAR100, 100, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))

@@ -81,18 +81,17 @@ def _of_term(term: Term) -> str:
 
 
 def _start(rule: LambdaRule) -> str:
+    low, high = rule.start.span
     if isinstance(rule.start, FromEntropy):
-        low, span = rule.start.low, rule.start.high - rule.start.low
-        return f"{low:g} + {span:g} H / log2 C, H the client's label entropy in bits"
-    return f"{getattr(rule.start, 'lam', 0.0):g}"
+        return f"{low:g} + {high - low:g} H / log2 C, H the client's label entropy in bits"
+    return f"{low:g}"
 
 
 def _anneal(rule: LambdaRule) -> str:
-    return FORMULA.get(schedule_name(rule), schedule_name(rule))
+    return FORMULA.get(_schedule_name(rule), _schedule_name(rule))
 
 
-def schedule_name(rule: LambdaRule) -> str:
-    """The name of the annealing schedule in a configuration."""
+def _schedule_name(rule: LambdaRule) -> str:
     names = [name for name, schedule in SCHEDULES if schedule == rule.anneal]
     return names[0] if names else repr(rule.anneal)
 
@@ -138,13 +137,13 @@ def _guard(rule: LambdaRule) -> str:
 
 
 def _rule_settings(rule: LambdaRule) -> dict[str, Any]:
-    start: dict[str, Any] = {"fixed": getattr(rule.start, "lam", 0.0)}
-    if isinstance(rule.start, FromEntropy):
-        start = {"entropy": {"low": rule.start.low, "high": rule.start.high}}
+    low, high = rule.start.span
+    by_entropy = isinstance(rule.start, FromEntropy)
+    start = {"entropy": {"low": low, "high": high}} if by_entropy else {"fixed": low}
     found: dict[str, Any] = {
         "start": start,
         "learned": _learner_settings(rule),
-        "anneal": schedule_name(rule),
+        "anneal": _schedule_name(rule),
         "slots": [slot.name.lower() for slot in rule.slots if slot.name],
         "clock": rule.clock,
         "guard": {},

@@ -21,7 +21,7 @@ from fedcore.objective.guards import (
     NoGuard,
 )
 from fedcore.objective.learners import GradNorm, Hypergradient, Learner, Uncertainty
-from fedcore.objective.terms import TERMS, Term
+from fedcore.objective.terms import OF_ANCHORS, TERMS, Term
 from fedcore.objective.weighting import Fixed, FromEntropy, LambdaRule, Slot
 from fedcore.registry import nearest
 from fedcore.schedule import SCHEDULES
@@ -38,20 +38,12 @@ PLAIN = (
 )
 """Fields of an algorithm that a configuration replaces as they are."""
 
-LOOK_AT_ANCHORS = frozenset(
-    {
-        "proto_to_anchor",
-        "present_proto_to_anchor",
-        "feature_to_anchor",
-        "dot_regression",
-        "balanced_softmax",
-    }
-)
-
-
 LARGEST_SETTING = 1e5
+MAY_BE_ZERO = ("mu", "gamma", "power")
+"""Settings in which 0 switches something off; others divide, or scale a loss away."""
 
 OF_HOLDERS = ("mean_of_present", "by_samples")
+"""Combine rules that look at the holders of a class only."""
 
 
 def resolve(config: AlgorithmConfig) -> Algorithm:
@@ -66,12 +58,13 @@ def resolve(config: AlgorithmConfig) -> Algorithm:
             changes[group] = tuple(TERMS.get(name, f"algorithm.{group}") for name in names)
     if config.combine_settings:
         changes["combine_settings"] = tuple(sorted(config.combine_settings.items()))
-    if not changes.get("align", declared.align) and config.rule != RuleConfig():
-        want = f"a term for lambda to weigh: {config.name} has none, so no rule can act"
-        way_out = "[present_proto_to_anchor], or no algorithm.rule"
+    ruled = config.rule != RuleConfig() or declared.rule != LambdaRule()
+    if ruled and not changes.get("align", declared.align):
+        want = "a term for lambda to weigh: without one no rule can act"
+        way_out = "[present_proto_to_anchor], or an algorithm without a rule"
         raise ConfigError("algorithm.align", [], want, way_out)
     algorithm = replace(declared, **changes, rule=_resolve_rule(declared.rule, config.rule))
-    _check(algorithm, config)
+    _check(algorithm)
     unused = set(config.terms) - set(algorithm.term_names)
     if unused:
         name = sorted(unused)[0]
@@ -84,7 +77,7 @@ def resolve(config: AlgorithmConfig) -> Algorithm:
     )
 
 
-def _check(algorithm: Algorithm, config: AlgorithmConfig) -> None:
+def _check(algorithm: Algorithm) -> None:
     """`ConfigError` for a combination that would run and mean nothing."""
     names, rule = algorithm.term_names, algorithm.rule
     if algorithm.anchor is not None:
@@ -93,10 +86,6 @@ def _check(algorithm: Algorithm, config: AlgorithmConfig) -> None:
         raise ConfigError("algorithm.base", [], "at least one loss term", "[cross_entropy]")
     if len(set(names)) < len(names):
         raise ConfigError("algorithm.base", list(names), "each loss term once", "leaving one out")
-    if not algorithm.align and rule != LambdaRule():
-        want = f"a term for lambda to weigh: {config.name} with this rule has one"
-        way_out = "[present_proto_to_anchor], or no algorithm.rule"
-        raise ConfigError("algorithm.align", [], want, way_out)
     if algorithm.anchor is None and _needs_anchors(algorithm):
         raise ConfigError("algorithm.anchor", None, "anchors, since the losses need some", "etf")
     if algorithm.control_variates and algorithm.mode != "averaged":
@@ -114,7 +103,7 @@ def _check(algorithm: Algorithm, config: AlgorithmConfig) -> None:
 
 
 def _needs_anchors(algorithm: Algorithm) -> bool:
-    looked_at = LOOK_AT_ANCHORS.intersection(algorithm.term_names)
+    looked_at = OF_ANCHORS.intersection(algorithm.term_names)
     fixed, drawn = algorithm.classifier == "anchors", algorithm.combine == "server_optimised"
     return bool(looked_at) or fixed or drawn
 
@@ -139,7 +128,7 @@ def check_settings(function: Callable[..., Any], setting: Mapping[str, float], k
         if name not in known:
             way_out = nearest(name, known) if known else "none: it has no settings"
             raise ConfigError(f"{key}.{name}", value, "a known setting", way_out)
-        least = 0.0 if name in ("mu", "gamma", "power") else 1e-9  # others divide, or scale
+        least = 0.0 if name in MAY_BE_ZERO else 1e-9
         if not least <= value <= LARGEST_SETTING:
             want = f"a number from {least:g} to {LARGEST_SETTING:g}"
             raise ConfigError(f"{key}.{name}", value, want, "1.0")

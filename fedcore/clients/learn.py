@@ -47,9 +47,9 @@ def slopes(
         pull, rest, first = gradnorm(learner, base, align, leaf, used, first)
         return Slopes(gradients(used.loss, leaves), state.kept | {FIRST: first}, rest, pull)
     if isinstance(learner, Hypergradient):
+        again = learner.horizon > 1  # in a window of one step Z is zero, and H Z with it
         direct = gradients(used.effective * align, leaves, keep=True)
-        grads = gradients(used.loss, leaves, again=learner.horizon > 1)
-        again = learner.horizon > 1
+        grads = gradients(used.loss, leaves, again=again)
         curved = hessian_times(grads, leaves, state.kept_under(TANGENT)) if again else None
         return Slopes(grads, dict(state.kept), none, None, direct, curved)
     return Slopes(gradients(used.loss, leaves), dict(state.kept), none)
@@ -107,16 +107,22 @@ def hessian_times(grads: Tensors, leaves: Tensors, direction: Tensors) -> Tensor
 
 
 def tangent_step(
-    state: ClientState, slopes: Slopes, scale: Tensor, hyper: Hyper, at: Progress
+    state: ClientState,
+    direct: Tensors,
+    curved: Tensors | None,
+    scale: Tensor,
+    hyper: Hyper,
+    at: Progress,
 ) -> Tensors:
     """Z = d w / d log lambda after one step of `sgd`, to be kept.
 
     Z_m <- mu Z_m + c (H Z + lambda grad A) + wd Z, Z <- Z - lr Z_m; the clip's c [K] is held fixed.
+    direct: lambda grad A; curved: H Z, None where Z is zero.
     """
     lr, kept = hyper.lr * hyper.lr_schedule(at), {}
     tangent, memory = state.kept_under(TANGENT), state.kept_under(TANGENT_MEMORY)
-    for name, grad in (slopes.direct or {}).items():
-        turned = grad + slopes.curved[name] if slopes.curved else grad
+    for name, grad in direct.items():
+        turned = grad + curved[name] if curved else grad
         slope = turned * over(scale.to(grad.dtype), grad) + hyper.weight_decay * tangent[name]
         kept[f"{TANGENT_MEMORY}/{name}"] = hyper.momentum * memory[name] + slope
         kept[f"{TANGENT}/{name}"] = tangent[name] - lr * kept[f"{TANGENT_MEMORY}/{name}"]

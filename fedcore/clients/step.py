@@ -150,7 +150,9 @@ def local_step(
             clipped["log_var"] = slopes.log_var
         moved = sgd(state, clipped, setup.hyper, at)
         if slopes.direct is not None:
-            kept = kept | learn.tangent_step(state, slopes, scale, setup.hyper, at)
+            kept = kept | learn.tangent_step(
+                state, slopes.direct, slopes.curved, scale, setup.hyper, at
+            )
         moved.buffers, moved.kept = buffers, kept
     if held_out is not None and isinstance(rule.learner, Hypergradient):
         gradient = _held_out_gradient(setup, moved, held_out, lane, targets)

@@ -104,8 +104,7 @@ class Bounded:
     lambda_max: float
 
     def start(self, lam: Tensor) -> Tensor:
-        share = (lam / self.lambda_max).clamp(1e-6, 1 - 1e-6)
-        return torch.stack([torch.log(lam), torch.logit(share)], dim=-1)
+        return torch.stack([torch.log(lam), torch.logit(lam / self.lambda_max)], dim=-1)
 
     def log_variances(self, numbers: Tensor) -> Tensor:
         local, theta = numbers[..., 0], numbers[..., 1]

@@ -105,12 +105,20 @@ for _term in (
     supcon,
     proto_feature,
     proto_separation,
-    proto_to_anchor,
-    present_proto_to_anchor,
-    feature_to_anchor,
     feature_to_global,
-    dot_regression,
-    balanced_softmax,
     proximal,
 ):
     TERMS.add(_term.__name__, _term)
+
+_of_anchors = (
+    proto_to_anchor,
+    present_proto_to_anchor,
+    feature_to_anchor,
+    dot_regression,
+    balanced_softmax,
+)
+for _term in _of_anchors:
+    TERMS.add(_term.__name__, _term)
+
+OF_ANCHORS = frozenset(term.__name__ for term in _of_anchors)
+"""Terms that look at `view.anchors`: an algorithm with one of them must say which anchors."""

@@ -23,8 +23,8 @@ LOG_VAR_LIMIT = 30.0
 """A learned log-variance stays within +-30, so that e^(l-a) is finite in float32. A loss that is
 exactly 0 would otherwise pull its log-variance to minus infinity."""
 
-
 LARGEST_START = 1e6
+"""Of a learned lambda: far from any use, and its log-variance well inside the limit."""
 
 LAMBDA_MAX = 50.0
 """The published lambda_max, for rules that have none."""
@@ -151,10 +151,7 @@ class LambdaRule:
 
     def first_log_var(self, label_counts: Tensor) -> Tensor:
         """The two numbers [..., 2] of lambda0, for label histograms [..., C]. Float64."""
-        numbers = self.form.start(self.start(label_counts))
-        if self.learner is None:  # lambda0 = 0 is exp(-inf), and stays
-            return numbers
-        return numbers.clamp(-LOG_VAR_LIMIT, LOG_VAR_LIMIT)  # a lambda0 of 0 could never be left
+        return self.form.start(self.start(label_counts))
 
     def factor(self, at: Progress) -> Tensor:
         """s(p) on this rule's clock."""

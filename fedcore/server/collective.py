@@ -76,7 +76,7 @@ class ServerCollective:
     def order(self, round: int) -> Order:
         """One broadcast from rank 0: round, progress, s(p), spread, anchors, global prototypes.
 
-        Averaged weights are not sent again: every rank holds the same bits after `average`.
+        Averaged weights are not sent again: every rank holds the same bits of them.
         """
         state = self.state
         spread = state.prototype_std / state.first_spread if state.first_spread else 1.0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -47,17 +46,18 @@ def global_prototype_std(prototypes: Tensor) -> float:
     return float(prototypes.std(0, unbiased=False).mean())
 
 
-def model_variance(comm: Comm, models: Sequence[ClientModel], averaged: Tensors) -> float:
-    """sum_k share_k |w_k - w|^2 per parameter, w the averaged model. Collective."""
-    mine: dict[str, Any] = {}
-    size = 1
+def model_variance(
+    comm: Comm, models: Sequence[ClientModel], averaged: Tensors, parameters: Collection[str]
+) -> float:
+    """sum_k share_k |w_k - w|^2 per parameter, w the averaged model. Collective.
+
+    parameters: which of a model's tensors are parameters; batch statistics do not count.
+    """
+    size = sum(averaged[name].numel() for name in parameters)
+    mine = {}
     for model in models:
-        squares = [
-            (value - averaged[name]).double().square().sum()
-            for name, value in model.tensors.items()
-            if value.is_floating_point() and "running_" not in name
-        ]
-        size = sum(averaged[n].numel() for n in model.tensors if "running_" not in n)
-        mine[str(model.client)] = model.share * float(torch.stack(squares).sum()) / size  # sync
+        squares = [(model.tensors[n] - averaged[n]).double().square().sum() for n in parameters]
+        total = float(torch.stack(squares).sum())  # sync: once a client and evaluation
+        mine[model.client] = model.share * total / size
     parts = {int(k): v for part in comm.gather_json(mine) for k, v in part.items()}
     return math.fsum(parts[k] for k in sorted(parts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from fedcore.telemetry.history import Array, History, median, span
 
 if TYPE_CHECKING:  # loaded on use: it takes half a second
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which colour-blind eyes tell apart
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -72,11 +73,10 @@ def plot_lambda(run_dirs: Path | Sequence[Path], out: Path) -> Path:
     figure.align_ylabels([raw, effective, loss, accuracy])
     figure.suptitle(_title(runs), fontsize=13, fontweight="bold", x=0.09, ha="left")
     try:
-        figure.savefig(out)
+        return save(figure, out)
     except (OSError, ValueError) as error:
         want = f"a place for a .png, .svg or .pdf ({error})"
         raise ConfigError("--out", str(out), want, "RUN/lambda.png") from None
-    return out
 
 
 def _title(runs: Sequence[History]) -> str:
@@ -163,14 +163,29 @@ def _scale(axes: Axes) -> None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def _dress(axes: Axes, title: str, unit: str) -> None:
+def frame(axes: Axes, title: str, grid: Literal["x", "y"] = "y") -> None:
+    """Title, quiet spines and grid lines: the frame of every panel."""
     axes.set_title(title, loc="left", fontsize=10.5)
-    axes.set_ylabel(unit)
-    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.grid(axis=grid, color="#e4e7eb", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(LINE)
     axes.tick_params(color=LINE, which="both")
+
+
+def save(figure: Figure, out: Path) -> Path:
+    """Write the picture, whole or not at all: a full disk must not cut the last good one short."""
+    part = out.with_name(f".{out.name}")
+    try:
+        figure.savefig(part, format=out.suffix[1:])
+        return part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _dress(axes: Axes, title: str, unit: str) -> None:
+    frame(axes, title)
+    axes.set_ylabel(unit)
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))  # several runs name a quantity each
     if once:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedcore.telemetry.history import Array
-from fedcore.telemetry.plots import COLOURS, DASHED, LINE, STYLES
+from fedcore.telemetry.plots import COLOURS, DASHED, STYLES, frame, save
 from launcher.study.measure import ENSEMBLES, Version, Versions
 
 if TYPE_CHECKING:  # loaded on use: it takes half a second
@@ -42,8 +42,7 @@ def plot_overview(versions: Versions, out: Path) -> Path:
     handles, labels = effective.get_legend_handles_labels()
     where: dict[str, Any] = {"loc": "outside upper left", "ncols": 7, "frameon": False}
     figure.legend(handles, labels, fontsize=9.5, **where)
-    figure.savefig(out)
-    return out
+    return save(figure, out)
 
 
 def _lines(
@@ -58,7 +57,7 @@ def _lines(
             style = DASHED if dashed else own
             axes.plot(*curve(version), linestyle=style, linewidth=width, **pen)
     if title:
-        _dress(axes, title)
+        frame(axes, title)
 
 
 def _over_clients(field: str) -> Curve:
@@ -83,12 +82,3 @@ def _spread(version: Version) -> tuple[Array, Array]:
     """Rounds, and the mean over seeds."""
     rounds = next(iter(version.values())).per_round("prototype_std")[0]
     return rounds, np.mean([r.per_round("prototype_std")[1] for r in version.values()], axis=0)
-
-
-def _dress(axes: Axes, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10.5)
-    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(LINE)
-    axes.tick_params(color=LINE, which="both")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.config import OPERATIONAL, RunConfig, known_keys, with_overrides
+from fedcore.config import OPERATIONAL, RunConfig
+from fedcore.config_text import known_keys, with_overrides
 from fedcore.errors import ConfigError, ConfigErrors, FedError
 from launcher import cli, job
 from launcher.build import check_names
@@ -70,7 +71,7 @@ def test_a_mistake_names_key_value_and_way_out(override: str, words: list[str]) 
         ("algorithm.base=[supcon, supcon]", ["algorithm.base", "each loss term once"]),
         ("algorithm.terms={supcon: {temperature: 0}}", ["algorithm.terms.supcon.temperature", "0"]),
         ("algorithm.align=[]", ["algorithm.align", "lambda to weigh"]),
-        ("algorithm={name: v4, rule: {learned: true}}", ["algorithm.align", "v4"]),
+        ("algorithm={name: v4, rule: {learned: true}}", ["algorithm.align", "lambda to weigh"]),
         ("algorithm={name: v4, rule: {anneal: linear}}", ["algorithm.align", "no rule can act"]),
         ("algorithm={name: scaffold, fuse: optimal_transport}", ["algorithm.fuse", "mean"]),
         ("algorithm={name: scaffold, mode: one_shot}", ["algorithm.mode", "averaged"]),

@@ -91,7 +91,7 @@ def test_global_prototype_std_on_paper() -> None:
 def test_model_variance_is_the_weighted_mean_square_distance() -> None:
     a, b = {"w": torch.tensor([1.0, 3.0])}, {"w": torch.tensor([5.0, 3.0])}
     mean = average_models(LocalComm(), [(a, 0.25), (b, 0.75)], a)
-    found = model_variance(LocalComm(), [ClientModel(0, a, 0.25), ClientModel(1, b, 0.75)], mean)
+    found = model_variance(LocalComm(), [ClientModel(0, a, 0.25), ClientModel(1, b, 0.75)], mean, a)
     assert found == pytest.approx((0.25 * 9 + 0.75 * 1) / 2)
 
 

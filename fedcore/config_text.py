@@ -1,0 +1,125 @@
+"""Configuration as text: reading YAML and overrides, and saying in words what is wrong with them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from fedcore.errors import ConfigError, ConfigErrors, FedError
+from fedcore.registry import nearest
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one level of dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+class _OneOfEachKey(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error: the second would win in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigError("--config", "a key that is no word", "plain keys", "key: value")
+            if key.value in seen:
+                raise ConfigError(str(key.value), "given twice", "each key once", "removing one")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; `ConfigError` if it cannot be read or is none."""
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), _OneOfEachKey)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        what = " ".join(str(error).split())
+        raise ConfigError("--config", str(path), f"a YAML file ({what})", "another file") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError("--config", str(path), "a YAML mapping of keys", "key: value lines")
+    return values
+
+
+def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """`values` with each `a.b=value` (value in YAML) put in."""
+    result: dict[str, Any] = copy.deepcopy(dict(values))
+    for override in overrides:
+        dotted, equals, text = override.partition("=")
+        if not equals or not dotted:
+            raise ConfigError("--set", override, "key=value", "e.g. --set data.alpha=0.5")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(dotted, text, "a YAML value", "quotes around it") from None
+        *parents, last = dotted.split(".")
+        section = result
+        for parent in parents:
+            inner = section.get(parent)
+            section[parent] = section = inner if isinstance(inner, dict) else {}
+        section[last] = value
+    return result
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> FedError:
+    """A pydantic error as key, value and way out."""
+    lines = []
+    for item in error.errors():
+        path = [str(part) for part in item["loc"]]
+        key, got = ".".join(path) or "configuration", item["input"]
+        want, way_out = item["msg"].removeprefix("Value error, "), ""
+        if item["type"] == "extra_forbidden":
+            want, way_out = "a known key", _nearest_key(path, model)
+        elif item["type"] == "literal_error":
+            want = "one of " + item["ctx"]["expected"]
+            way_out = nearest(
+                str(got), item["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+            )
+        elif item["type"] == "tuple_type":
+            want, way_out = "a list", f"[{got}]"
+        elif isinstance(got, Mapping | BaseModel):
+            got = "this section"
+        lines.append(ConfigError(key, got, want, way_out))
+    if len(lines) == 1:
+        return lines[0]
+    # a file that is no configuration at all must not be copied into a log line by line
+    more = [f"and {len(lines) - MISTAKES} more"] if len(lines) > MISTAKES else []
+    return ConfigErrors("\n".join([*map(str, lines[:MISTAKES]), *more]))
+
+
+MISTAKES = 6  # told at once
+
+
+def _nearest_key(path: list[str], model: type[BaseModel]) -> str:
+    """The known dotted key most like `path`: in the same section first, then anywhere."""
+    known = list(known_keys(model))
+    parent = ".".join(path[:-1])
+    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
+    match = nearest(path[-1], list(siblings))
+    if match in siblings:
+        return siblings[match]
+    elsewhere = [k for k in known if k.rpartition(".")[2] == path[-1]]
+    return elsewhere[0] if elsewhere else match
+
+
+def known_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """All dotted keys of a section and the sections in it."""
+    keys = []
+    for name, field in model.model_fields.items():
+        keys.append(prefix + name)
+        for part in [field.annotation, *getattr(field.annotation, "__args__", ())]:
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                keys += known_keys(part, f"{prefix}{name}.")
+    return keys
