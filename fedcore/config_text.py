@@ -1,4 +1,4 @@
-"""Configuration as text: reading YAML and overrides, and saying in words what is wrong with them."""
+"""Configuration as text: reading YAML and overrides, and telling what is wrong with them."""
 
 from __future__ import annotations
 
