@@ -69,11 +69,8 @@ def _with_text_keys(content: Any) -> dict[Any, Any]:
 
 def _add(layout: Layout, classes: int, mean: Channels, std: Channels) -> None:
     about = f"60,000 photographs in {classes} classes, 32x32 (data.root: {layout.folder})"
-    shape = (3, 32, 32)
-    SOURCES.add(
-        f"cifar{classes}",
-        Source(partial(load, layout), "natural", about, False, classes, shape, mean, std),
-    )
+    facts: dict[str, Any] = {"classes": classes, "shape": (3, 32, 32), "mean": mean, "std": std}
+    SOURCES.add(f"cifar{classes}", Source(partial(load, layout), "natural", about, **facts))
 
 
 _add(CIFAR10, 10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
