@@ -1,7 +1,7 @@
 """The records that cross from data_shards to fedcore, which do not know each other.
 
 Letters, everywhere: K clients in a lane, N all clients, B samples, V views, C classes,
-D feature width.
+D feature width, T tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -61,3 +61,21 @@ class TestData(Protocol):
 
     def chunks(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
         """Normalised images [<= size, channels, height, width] of samples start..stop, in order."""
+
+
+class TokenData(Protocol):
+    """Token sequences of one training stream (a run's, or one client's) and of held-out text."""
+
+    vocab_size: int
+    tokens: int  # of the training text
+    bytes_per_token: float  # of the held-out text, to turn nats per token into bits per byte
+
+    def batch(self, step: int, size: int, rows: range) -> Tensor:
+        """Rows `rows` of step `step`'s batch of `size` sequences: int64 [len(rows), T + 1].
+
+        A pure function of the seed and its arguments: any rank, any resume gives the same rows.
+        """
+
+    def held_out(self) -> Tensor:
+        """All held-out text in order: int64 [windows, T + 1]; a window's last token is the first
+        of the next, so that each token but the first is predicted once."""

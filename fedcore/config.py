@@ -14,39 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from fedcore.config_lm import LMConfig
+from fedcore.config_section import Number, Positive, PositiveFloat, Section, Share
 from fedcore.config_text import explain, flatten, read_yaml, with_overrides
-
-
-def _no_switch(value: Any) -> Any:
-    """YAML's true would pass as the number 1."""
-    if isinstance(value, bool):
-        raise ValueError("a number, not true or false")
-    return value
-
-
-Positive = Annotated[int, BeforeValidator(_no_switch), Field(ge=1, le=1_000_000_000)]
-Number = Annotated[float, BeforeValidator(_no_switch)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """A part of the configuration: frozen, and a key it does not know is an error."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
-    )
 
 
 class DataConfig(Section):
@@ -284,7 +256,8 @@ class EvaluateConfig(Section):
     """Reading out the test set. Nothing is ever chosen by it."""
 
     every: Positive = 1
-    """Rounds between evaluations; the last round is always evaluated."""
+    """Rounds (LM: steps; a tenth of the run unless set) between evaluations; the last round is
+    always evaluated."""
     batch_size: Positive = 256
     """Test images in one forward pass."""
 
@@ -315,7 +288,8 @@ class CheckpointConfig(Section):
     """Saving the run, so that it can go on after a stop."""
 
     every: Positive = 1
-    """Rounds between checkpoints; one is also written on SIGTERM and SIGUSR1."""
+    """Rounds (LM: steps; a tenth of the run unless set) between checkpoints; one is also written
+    on SIGTERM and SIGUSR1."""
     keep: Positive = 2
     """Newest checkpoints kept."""
 
@@ -341,6 +315,37 @@ class RunConfig(Section):
     server: ServerConfig = ServerConfig()
     metrics: MetricsConfig = MetricsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    lm: LMConfig | None = None
+    """A language-model run instead of a federated one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_not_rounds(cls, values: Any) -> Any:
+        """A language model is not evaluated and saved after each step unless it is said."""
+        lm = values.get("lm") if isinstance(values, Mapping) else None
+        if not isinstance(lm, Mapping):
+            return values
+        steps = lm.get("steps", LMConfig().steps)
+        tenth = {"every": max(1, steps // 10)} if isinstance(steps, int) else {}
+        parts = {name: values.get(name, {}) for name in ("evaluate", "checkpoint")}
+        return dict(values) | {
+            k: tenth | dict(v) if isinstance(v, Mapping) else v for k, v in parts.items()
+        }
+
+    @model_validator(mode="after")
+    def _one_job(self) -> RunConfig:
+        """What a language-model run would leave unread must not be set: it would do nothing."""
+        if self.lm is None:
+            return self
+        usual = RunConfig()
+        idle = [k for k in FEDERATED if getattr(self, k) != getattr(usual, k)]
+        if self.data != DataConfig(store=self.data.store):
+            idle.append("data")
+        if idle:
+            raise ValueError(
+                f"a language-model run has no use for {', '.join(idle)}: its keys are below lm"
+            )
+        return self
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -361,8 +366,11 @@ class RunConfig(Section):
         return self.seed if self.data.seed is None else self.data.seed
 
     def plain(self) -> dict[str, Any]:
-        """The configuration as JSON-able values."""
-        return self.model_dump(mode="json")
+        """The configuration as JSON-able values, without the sections of the other kind of job."""
+        if self.lm is None:
+            return self.model_dump(mode="json", exclude={"lm"})
+        values = self.model_dump(mode="json", exclude=set(FEDERATED))
+        return values | {"data": {"store": str(self.data.store)}}
 
     def dump(self) -> str:
         """The configuration as YAML."""
@@ -384,7 +392,15 @@ class RunConfig(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+FEDERATED = ("rounds", "clients", "model", "algorithm")
+"""Keys that a language-model run does not read."""
+
 OPERATIONAL = frozenset(
-    {"device", "evaluate", "server", "metrics", "checkpoint", "data.store", "data.root"}
+    {
+        *("device", "evaluate", "server", "metrics", "checkpoint", "data.store", "data.root"),
+        *("lm.log_every", "lm.eval_batches", "lm.compile", "lm.activation_checkpointing"),
+        *("lm.engine", "lm.zero_stage", "lm.offload", "lm.accumulate", "lm.data.text"),
+        *("lm.data.vocabulary", "lm.monitor.every", "lm.monitor.per_layer"),
+    }
 )
 """Sections and keys that may differ between a run and its resumption."""

@@ -13,6 +13,8 @@ FLOORS = {
     "fedcore.errors": 0,
     "fedcore.config": 0,
     "fedcore.config_text": 0,
+    "fedcore.config_section": 0,
+    "fedcore.config_lm": 0,
     "fedcore.registry": 0,
     "fedcore.schedule": 0,
     "fedcore.seeds": 0,
@@ -29,6 +31,7 @@ FLOORS = {
     "fedcore.checkpoint": 3,
     "fedcore.federation": 4,
     "fedcore.telemetry": 4,
+    "fedcore.lm": 4,
     "launcher": 5,
 }
 

@@ -114,6 +114,25 @@ CHECKPOINT_TIMESTAMP_SECONDS = Metric(
     "checkpoint_timestamp_seconds", "s", Kind.GAUGE, (), "unix time of the last checkpoint"
 )
 
+# -- language models
+LM_TOKENS_TOTAL = Metric("lm_tokens_total", "1", Kind.COUNTER, (), "tokens trained on by this rank")
+LM_LOSS = Metric("lm_loss", "1", Kind.GAUGE, ("split",), "cross-entropy, nats per token")
+LM_LEARNING_RATE = Metric("lm_learning_rate", "1", Kind.GAUGE, (), "eta of the last step")
+LM_WEIGHT_DECAY = Metric("lm_weight_decay", "1", Kind.GAUGE, (), "lam of the last step")
+LM_GRADIENT_NORM = Metric("lm_gradient_norm", "1", Kind.GAUGE, (), "global norm before clipping")
+LM_WEIGHT_RMS = Metric(
+    "lm_weight_rms", "1", Kind.GAUGE, ("group",), "root mean square of the weights"
+)
+LM_WEIGHT_RMS_RATIO = Metric(
+    "lm_weight_rms_ratio", "1", Kind.GAUGE, ("group",), "weight RMS over its prediction"
+)
+LM_UPDATE_RATIO = Metric(
+    "lm_update_ratio", "1", Kind.GAUGE, ("group",), "RMS of a step's change over weight RMS"
+)
+LM_MEMORY_STEPS = Metric(
+    "lm_memory_steps", "1", Kind.GAUGE, ("kind",), "memory in steps: T1, T2 moments, T3 weights"
+)
+
 CATALOGUE: dict[str, Metric] = {
     metric.name: metric for metric in tuple(globals().values()) if isinstance(metric, Metric)
 }

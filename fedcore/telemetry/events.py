@@ -84,3 +84,57 @@ class WarningEvent(Event):
     kind = "warning"
     round: int
     message: str
+
+
+@dataclass(frozen=True)
+class LMStepEvent(Event):
+    """A language model after some optimiser steps; loss and norm are means since the last line.
+
+    What is measured of the weights is there every `lm.monitor.every` steps, else empty.
+    """
+
+    kind = "lm_step"
+    step: int  # optimiser steps done
+    steps: int  # of the run
+    loss: float  # cross-entropy, nats per token
+    learning_rate: float  # as used in the last step
+    weight_decay: float
+    gradient_norm: float  # before clipping
+    tokens: int  # trained on so far
+    tokens_per_second: float  # of all ranks, since the last line
+    weight_rms: dict[str, float]  # by parameter group
+    weight_rms_predicted: dict[str, float]  # what zero-mean gradients would make of it
+    update_ratio: dict[str, float]  # RMS of the last step's change over RMS of the weights
+    layer_rms: dict[str, float]  # by parameter
+    memory_steps: dict[str, float]  # T1, T2 of the moments, T3 = 1 / (lam eta) of the weights
+    initialisation_left: float | None  # share of the initial weights that is left
+
+
+@dataclass(frozen=True)
+class LMEvalEvent(Event):
+    """A language model on held-out text."""
+
+    kind = "lm_eval"
+    step: int
+    loss: float  # nats per token
+    perplexity: float
+    bits_per_byte: float
+    tokens: int  # that were predicted
+
+
+@dataclass(frozen=True)
+class LMResumeEvent(Event):
+    """A language-model run goes on; `step` is the number of steps already done."""
+
+    kind = "resume"
+    step: int
+    checkpoint: str
+
+
+@dataclass(frozen=True)
+class LMWarningEvent(Event):
+    """Something about a language-model run that the operator should know."""
+
+    kind = "warning"
+    step: int
+    message: str

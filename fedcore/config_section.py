@@ -1,0 +1,31 @@
+"""What every section of the configuration is made of: the base class and the kinds of numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _no_switch(value: Any) -> Any:
+    """YAML's true would pass as the number 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number, not true or false")
+    return value
+
+
+Positive = Annotated[int, BeforeValidator(_no_switch), Field(ge=1, le=1_000_000_000)]
+Count = Annotated[int, BeforeValidator(_no_switch), Field(ge=0, le=1_000_000_000)]
+Number = Annotated[float, BeforeValidator(_no_switch)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, and a key it does not know is an error."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
