@@ -1,7 +1,8 @@
 """Whole-run checkpoints: a directory that is complete or absent, in safetensors and JSON.
 
-Each rank writes its own clients; client ids in the index make a checkpoint readable on any number
-of ranks. The directory is written under a temporary name and renamed when every rank has finished.
+Rank 0 writes what all ranks share, and each rank its own clients; client ids in the index make a
+checkpoint readable on any number of ranks. The directory is written under a temporary name and
+renamed when every rank has finished.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +24,8 @@ from fedcore.clients.state import ClientState
 from fedcore.errors import ConfigError, ShardError, StorageError
 from fedcore.server.comm import Comm, together
 
-FORMAT = 1
+FORMAT = 2
+DIGITS = {"round": 5, "step": 8}
 GROUPS = ("params", "buffers", "memory", "kept")
 
 
@@ -41,6 +43,10 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
+def _entry(file: Path) -> dict[str, Any]:
+    return {"file": file.name, "sha256": _sha256(file)}
+
+
 def _empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -54,45 +60,50 @@ def flatten_state(state: ClientState) -> dict[str, Tensor]:
     return {k: v.detach().cpu().contiguous() for k, v in flat.items()}
 
 
-class Checkpoints:
-    """The checkpoints of one run directory."""
+Tensors = Mapping[str, Tensor]
+Unit = Literal["round", "step"]
 
-    def __init__(self, folder: Path, comm: Comm, keep: int) -> None:
-        self.folder, self.comm, self.keep = folder, comm, keep
+
+class Checkpoints:
+    """The checkpoints of one run directory, numbered by rounds or by steps."""
+
+    def __init__(self, folder: Path, comm: Comm, keep: int, unit: Unit = "round") -> None:
+        self.folder, self.comm, self.keep, self.unit = folder, comm, keep, unit
+
+    def name(self, number: int) -> str:
+        """The directory's name; names sort as numbers do."""
+        return f"{self.unit}_{number:0{DIGITS[self.unit]}d}"
 
     def save(
         self,
-        round: int,
-        clients: Sequence[int],
-        state: ClientState,
-        server: dict[str, Tensor],
+        number: int,
+        shared: Mapping[str, Tensors],
         facts: dict[str, Any],
+        clients: Sequence[int] = (),
+        own: Tensors | None = None,
     ) -> Path:
-        """Write the state before round `round`; collective. Returns the new directory.
+        """Write the state before round (or step) `number`; collective. Returns the new directory.
 
-        server: tensors that are the same on every rank. facts: JSON values to find again.
+        shared: tensors by name for each file of rank 0's. facts: JSON values to find again.
+        own: this rank's clients' tensors, each [K, ...], in the order of `clients`.
         Raises `StorageError` on every rank when any of them cannot write; older checkpoints stay.
         """
-        name = f"round_{round:05d}"
-        part, final = self.folder / f".{name}.part", self.folder / name
+        part, final = self.folder / f".{self.name(number)}.part", self.folder / self.name(number)
         with together(self.comm):
             if self.comm.rank == 0:
                 self._guard(part, lambda: _empty(part))
         file = part / f"clients-{self.comm.rank:05d}.safetensors"
+        mine: list[dict[str, Any]] = []
         try:
             with together(self.comm):
-                self._guard(file, lambda: save_file(flatten_state(state), file))
-            entries = self.comm.gather_json(
-                {"file": file.name, "clients": list(clients), "sha256": _sha256(file)}
-            )
+                if own is not None:
+                    self._guard(file, lambda: save_file(dict(own), file))
+                    mine.append(_entry(file) | {"clients": list(clients)})
+            entries = [e for part_of in self.comm.gather_json(mine) for e in part_of]
+            facts = facts | {self.unit: number}
             with together(self.comm):
                 if self.comm.rank == 0:
-                    self._guard(
-                        final,
-                        lambda: self._publish(
-                            part, final, entries, server, facts | {"round": round}
-                        ),
-                    )
+                    self._guard(final, lambda: self._publish(part, final, entries, shared, facts))
         except StorageError:
             if self.comm.rank == 0:
                 shutil.rmtree(part, ignore_errors=True)
@@ -111,18 +122,16 @@ class Checkpoints:
         self,
         part: Path,
         final: Path,
-        entries: list[dict[str, Any]],
-        server: dict[str, Tensor],
+        clients: list[dict[str, Any]],
+        shared: Mapping[str, Tensors],
         facts: dict[str, Any],
     ) -> None:
-        file = part / "server.safetensors"
-        save_file({k: v.detach().cpu().contiguous() for k, v in server.items()}, file)
-        index = {
-            "format": FORMAT,
-            "server": {"file": file.name, "sha256": _sha256(file)},
-            "clients": entries,
-            "facts": facts,
-        }
+        entries = {}
+        for stem, tensors in shared.items():
+            file = part / f"{stem}.safetensors"
+            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, file)
+            entries[stem] = _entry(file)
+        index = {"format": FORMAT, "shared": entries, "clients": clients, "facts": facts}
         write_atomically(part / "index.json", json.dumps(index, indent=1))
         for item in part.iterdir():  # on disk before the name is
             with item.open("rb") as handle:
@@ -130,7 +139,7 @@ class Checkpoints:
         shutil.rmtree(final, ignore_errors=True)
         part.rename(final)
         write_atomically(self.folder / "latest", final.name)
-        complete = sorted(p for p in self.folder.glob("round_*") if p.is_dir())
+        complete = sorted(p for p in self.folder.glob(f"{self.unit}_*") if p.is_dir())
         for old in complete[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -139,7 +148,7 @@ def candidates(folder: Path) -> list[Path]:
     """Complete checkpoints, best first: what `latest` points at, then the others, newest first."""
     pointer = folder / "latest"
     named = pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
-    others = sorted(folder.glob("round_*"), reverse=True)
+    others = sorted((p for unit in DIGITS for p in folder.glob(f"{unit}_*")), reverse=True)
     ordered = sorted(others, key=lambda path: path.name != named)  # stable: newest first
     return [path for path in ordered if (path / "index.json").is_file()]
 
@@ -154,7 +163,8 @@ class Checkpoint:
             version = index["format"]
             if version == FORMAT:
                 self.facts: dict[str, Any] = index["facts"]
-                self._server, self._files = index["server"], index["clients"]
+                self._shared: dict[str, dict[str, Any]] = index["shared"]
+                self._files: list[dict[str, Any]] = index["clients"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem = f"damaged index.json ({error!r})"
             raise ShardError(str(folder), problem, "an older checkpoint") from None
@@ -164,7 +174,7 @@ class Checkpoint:
 
     def verify(self) -> None:
         """Hash every file; `ShardError` naming the first that is missing or damaged."""
-        for entry in [self._server, *self._files]:
+        for entry in [*self._shared.values(), *self._files]:
             self._checked(entry)
 
     def _checked(self, entry: dict[str, Any]) -> Path:
@@ -175,29 +185,43 @@ class Checkpoint:
             raise ShardError(str(path), problem, older)
         return path
 
-    def server(self) -> dict[str, Tensor]:
-        """The tensors every rank holds, on the CPU."""
-        return load_file(self._checked(self._server))
+    def shared(self, stem: str) -> dict[str, Tensor]:
+        """The tensors of one of rank 0's files, on the CPU."""
+        if stem not in self._shared:
+            problem = f"has no {stem}.safetensors"
+            raise ShardError(str(self.folder), problem, "a checkpoint of the same kind of run")
+        return load_file(self._checked(self._shared[stem]))
+
+    def own(self, clients: Sequence[int]) -> dict[str, Tensor]:
+        """These clients' tensors, each [K, ...] in their order, whichever rank wrote them."""
+        found: dict[str, Tensor] = {}
+        for rows, name, values in self._rows(clients):
+            if name not in found:
+                found[name] = values.new_zeros(len(clients), *values.shape[1:])
+            found[name][rows] = values
+        return found
 
     def load_into(self, state: ClientState, clients: Sequence[int]) -> None:
         """Fill `state` with these clients, whichever rank wrote them."""
+        for rows, name, values in self._rows(clients):
+            group, _, key = name.partition("/")
+            if group == "memory" and not state.memory:
+                state.forget_momentum()
+            target = getattr(state, group)[key] if key else getattr(state, group)
+            target[rows.to(target.device)] = values.to(target)
+
+    def _rows(self, clients: Sequence[int]) -> Iterator[tuple[Tensor, str, Tensor]]:
+        """Rows of `clients`, name and values of these rows, of each tensor of each file."""
         rows = {client: row for row, client in enumerate(clients)}
         for entry in self._files:
             wanted = [(at, c) for at, c in enumerate(entry["clients"]) if c in rows]
-            if wanted:
-                self._copy(self._checked(entry), [(at, rows.pop(c)) for at, c in wanted], state)
+            if not wanted:
+                continue
+            at = torch.tensor([at for at, _ in wanted])
+            here = torch.tensor([rows.pop(c) for _, c in wanted])
+            with safe_open(self._checked(entry), framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - it is no mapping
+                    yield here, name, file.get_tensor(name)[at]
         if rows:
             missing = f"has no client {sorted(rows)}"
             raise ShardError(str(self.folder), missing, "the configuration it was written with")
-
-    def _copy(self, path: Path, pairs: list[tuple[int, int]], state: ClientState) -> None:
-        sources = torch.tensor([at for at, _ in pairs])
-        rows = torch.tensor([row for _, row in pairs])
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            if any(name.startswith("memory/") for name in names) and not state.memory:
-                state.forget_momentum()
-            for name in names:
-                group, _, key = name.partition("/")
-                target = getattr(state, group)[key] if key else getattr(state, group)
-                target[rows.to(target.device)] = file.get_tensor(name)[sources].to(target)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedcore.batch import held_out_of
-from fedcore.checkpoint import Checkpoint, Checkpoints
+from fedcore.checkpoint import Checkpoint, Checkpoints, flatten_state
 from fedcore.clients.assign import participants
 from fedcore.clients.group import ClientGroup
 from fedcore.clients.state import Tensors
@@ -97,7 +97,7 @@ class Federation:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint: the run then equals one that was never stopped."""
         checkpoint.load_into(self.group.state, self.group.clients)
-        held, facts, state = checkpoint.server(), checkpoint.facts, self.server.state
+        held, facts, state = checkpoint.shared("server"), checkpoint.facts, self.server.state
         state.prototypes = held["prototypes"]
         weights = {
             k.removeprefix("weights/"): v for k, v in held.items() if k.startswith("weights/")
@@ -281,7 +281,8 @@ class Federation:
             "outcome": self.outcome.facts(),
         }
         began = time.monotonic()
-        self.checkpoints.save(round, self.group.clients, self.group.state, tensors, facts)
+        own = flatten_state(self.group.state)
+        self.checkpoints.save(round, {"server": tensors}, facts, self.group.clients, own)
         self._saved = round
         self.telemetry.checkpointed(time.monotonic() - began)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedcore.checkpoint import Checkpoint, Checkpoints, candidates
+from fedcore.checkpoint import Checkpoint, Checkpoints, candidates, flatten_state
 from fedcore.errors import ConfigError, ShardError, StorageError
 from fedcore.server.comm import LocalComm
 from tests.toy import ToyData, toy_group, toy_order
@@ -26,7 +26,8 @@ def save(folder: Path, round: int, clients: list[int] | None = None, keep: int =
     group = trained(clients or [0, 1, 2])
     checkpoints = Checkpoints(folder, LocalComm(), keep)
     server = {"prototypes": torch.full((4, 6), float(round))}
-    return checkpoints.save(round, group.clients, group.state, server, {"note": 1.5})
+    own = flatten_state(group.state)
+    return checkpoints.save(round, {"server": server}, {"note": 1.5}, group.clients, own)
 
 
 def test_clients_come_back_in_any_company(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_clients_come_back_in_any_company(tmp_path: Path) -> None:
         assert torch.equal(fresh.state.log_var, wanted.state.log_var)
         assert torch.equal(fresh.state.steps, wanted.state.steps)
     assert checkpoint.facts == {"note": 1.5, "round": 1}
-    assert checkpoint.server()["prototypes"].unique().tolist() == [1.0]
+    assert checkpoint.shared("server")["prototypes"].unique().tolist() == [1.0]
 
 
 def test_only_the_newest_are_kept_and_latest_points_at_the_last(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_a_client_that_is_not_in_it(tmp_path: Path) -> None:
         Checkpoint(folder).load_into(trained([2]).state, [2])
 
 
-@pytest.mark.parametrize("index", ["", "{", "[]", '{"format": 1}', '{"format": 1, "facts": {}}'])
+@pytest.mark.parametrize("index", ["", "{", "[]", '{"format": 2}', '{"format": 2, "facts": {}}'])
 def test_a_damaged_index_names_its_folder(tmp_path: Path, index: str) -> None:
     folder = save(tmp_path, 1)
     (folder / "index.json").write_text(index)
@@ -106,7 +107,7 @@ def test_a_damaged_index_names_its_folder(tmp_path: Path, index: str) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     (folder / "index.json").write_text('{"format": 99, "facts": {}}')
-    with pytest.raises(ConfigError, match="checkpoint format 1"):
+    with pytest.raises(ConfigError, match="checkpoint format 2"):
         Checkpoint(folder)
 
 
