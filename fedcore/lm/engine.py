@@ -1,0 +1,191 @@
+"""Engines: who multiplies, sums over the ranks and moves the weights. One protocol, three of them.
+
+`lm/train.py` knows only what stands here. An engine's state is told and taken in one form, fp32
+tensors under the model's own names, so that a run saved by any engine, ZeRO stage and number of
+ranks goes on under any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from fedcore.config import RunConfig
+from fedcore.lm.ops import clip_gradients
+
+
+class EngineState(NamedTuple):
+    """All that a run needs to go on exactly."""
+
+    weights: dict[str, Tensor]  # fp32, by the model's names
+    memory: dict[str, Tensor]  # fp32, `exp_avg/<parameter>` and so on
+    scalars: dict[str, float]  # what the optimiser keeps beside tensors: its count of steps
+
+
+class Engine(Protocol):
+    """One model under training on this rank. All methods but `parts` are collective."""
+
+    model: nn.Module
+    replicated: bool  # every rank has all of `parts`; else the ranks' parts make up the whole
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimiser's groups: write `lr` and `weight_decay` into each before a step."""
+
+    def gradients(self, rows: Tensor) -> Tensor:
+        """Mean loss [] of this rank's rows [b, T + 1]; the mean gradient is left for `step`."""
+
+    def step(self) -> Tensor:
+        """Clip, move the weights, forget the gradient; its global norm [] before clipping."""
+
+    def loss(self, rows: Tensor) -> Tensor:
+        """Mean loss [] of rows [b, T + 1], without a gradient."""
+
+    def parts(self) -> list[Tensor]:
+        """This rank's part of each parameter, in the model's order: live fp32 tensors."""
+
+    def state(self) -> EngineState | None:
+        """The whole state on the CPU of rank 0; None on the others."""
+
+    def load(self, state: EngineState) -> None:
+        """Take a state that `state` of any engine gave."""
+
+    def close(self) -> None:
+        """Let go of the model; a process must not end while it still holds one."""
+
+
+def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
+    """The forward pass in bf16 where that is asked for."""
+    if config.precision != "bf16":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def split(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [b, T] and their successors [b, T]."""
+    return rows[:, :-1], rows[:, 1:]
+
+
+class PlainEngine:
+    """Torch itself, with DDP on several ranks: the reference, on any device."""
+
+    replicated = True
+
+    def __init__(
+        self,
+        config: RunConfig,
+        model: nn.Module,
+        optimiser: Optimizer,
+        device: torch.device,
+        ranks: int = 1,  # that share each batch
+        rank: int = 0,
+    ) -> None:
+        assert config.lm is not None
+        self.config, self.device, self.model, self.optimiser = config, device, model, optimiser
+        self.accumulate, self.max_norm, self.rank = config.lm.accumulate, config.lm.max_norm, rank
+        called = torch.compile(model) if config.lm.compile else model
+        self._ddp: DistributedDataParallel | None = None
+        if ranks > 1:
+            own = [device] if device.type == "cuda" else None
+            self._ddp = DistributedDataParallel(called, device_ids=own)
+        self._called: Any = self._ddp or called
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        return self.optimiser.param_groups  # other objects after a load
+
+    def gradients(self, rows: Tensor) -> Tensor:
+        micro = rows.chunk(self.accumulate)
+        total = torch.zeros((), device=self.device)
+        for number, part in enumerate(micro, 1):
+            with self._alone(number < len(micro)):
+                with autocast(self.config, self.device):
+                    loss = self._called(*split(part)) / len(micro)
+                loss.backward()
+            total += loss.detach()
+        return total
+
+    def _alone(self, alone: bool) -> AbstractContextManager[Any]:
+        """Without a sum over the ranks: only the last part of a step needs one."""
+        return self._ddp.no_sync() if self._ddp and alone else nullcontext()
+
+    def step(self) -> Tensor:
+        norm = clip_gradients(self.model.parameters(), self.max_norm)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        return norm
+
+    def loss(self, rows: Tensor) -> Tensor:
+        with torch.no_grad(), autocast(self.config, self.device):
+            mean: Tensor = self.model(*split(rows))
+        return mean.float()
+
+    def parts(self) -> list[Tensor]:
+        return [p.detach() for p in self.model.parameters()]
+
+    def state(self) -> EngineState | None:
+        return None if self.rank else state_of(self.model.named_parameters(), self.optimiser)
+
+    def load(self, state: EngineState) -> None:
+        load_state(self.model.named_parameters(), self.optimiser, state)
+
+    def close(self) -> None:
+        self._called = self._ddp = None
+
+
+def state_of(named: Iterable[tuple[str, Tensor]], optimiser: Optimizer) -> EngineState:
+    """The state of weights and an optimiser over just these tensors, copied to the CPU."""
+    found = EngineState({}, {}, {})
+    for name, weight in named:
+        found.weights[name] = _home(weight)
+        for key, value in optimiser.state.get(weight, {}).items():
+            if isinstance(value, Tensor) and value.shape == weight.shape and value.ndim:
+                found.memory[f"{key}/{name}"] = _home(value)
+            else:
+                found.scalars[key] = float(value)
+    return found
+
+
+def _home(value: Tensor) -> Tensor:
+    wide = torch.promote_types(value.dtype, torch.float32)
+    return value.detach().to("cpu", wide, copy=True).contiguous()
+
+
+def load_state(
+    named: Iterable[tuple[str, Tensor]], optimiser: Optimizer, state: EngineState
+) -> None:
+    """Fill weights and the optimiser's memory; torch puts each tensor where the optimiser wants it.
+
+    Raises `KeyError` for a parameter that the state lacks.
+    """
+    names = {}
+    for name, weight in named:
+        names[weight] = name
+        with torch.no_grad():
+            weight.copy_(state.weights[name])
+    packed, memory = optimiser.state_dict(), memory_by_name(state)
+    order = [p for group in optimiser.param_groups for p in group["params"]]
+    packed["state"] = {
+        i: memory[names[p]] | scalars_of(state) for i, p in enumerate(order) if names[p] in memory
+    }
+    optimiser.load_state_dict(packed)
+
+
+def memory_by_name(state: EngineState) -> dict[str, dict[str, Tensor]]:
+    """What the optimiser remembers of each parameter, by key."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for path, value in state.memory.items():
+        key, _, name = path.partition("/")
+        found.setdefault(name, {})[key] = value
+    return found
+
+
+def scalars_of(state: EngineState) -> dict[str, Tensor]:
+    """The scalars as tensors of their own: an optimiser counts in place, for each parameter."""
+    return {k: torch.tensor(v) for k, v in state.scalars.items()}
