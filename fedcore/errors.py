@@ -105,6 +105,25 @@ class Diverged(FedError):
 
 
 @dataclass(eq=False)
+class LossDiverged(FedError):
+    """A language model's loss or gradient is no longer a finite number."""
+
+    exit_code: ClassVar[int] = 4
+    status: ClassVar[str] = "diverged"
+    step: int = -1
+    loss: float = 0.0
+    norm: float = 0.0
+    lr: float = 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"diverged in step {self.step}: loss {self.loss:.6g}, gradient norm {self.norm:.6g} "
+            f"at a learning rate of {self.lr:.4g}. Try a smaller lm.optimizer.lr, or more "
+            "lm.schedule.warmup"
+        )
+
+
+@dataclass(eq=False)
 class CollectiveError(FedError):
     """A rank was lost or a collective failed: this run cannot go on with these processes."""
 
@@ -128,10 +147,11 @@ class Stopped(FedError):
     status: ClassVar[str] = "stopped"
     round: int = 0
     checkpoint: str = ""
+    unit: str = "round"  # or step
 
     def __str__(self) -> str:
         return (
-            f"stopped on request before round {self.round}; checkpoint {self.checkpoint}. "
+            f"stopped on request before {self.unit} {self.round}; checkpoint {self.checkpoint}. "
             "Run again in this run directory, with --resume auto, to go on"
         )
 
@@ -155,6 +175,7 @@ _KINDS: dict[str, Any] = {
         StorageError,
         ShardError,
         Diverged,
+        LossDiverged,
         CollectiveError,
         Stopped,
         Unexpected,

@@ -77,7 +77,8 @@ def parse(argv: Sequence[str] | None = None) -> Request:
     given = parser().parse_args(argv)
     config = load_config(given.config, given.overrides)
     name = config_path(given.config).stem
-    label = f"{name}-{config.algorithm.name}-s{config.seed}-{config.digest()}"
+    algorithm = f"-{config.algorithm.name}" if config.lm is None else ""
+    label = f"{name}{algorithm}-s{config.seed}-{config.digest()}"
     return Request(
         config,
         name,

@@ -1,4 +1,4 @@
-"""One federated job on this rank, from a request to an exit code and a summary.json."""
+"""One job on this rank, from a request to an exit code and a summary.json."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from data_shards.manifest import Manifest
+from fedcore.config import RunConfig
 from fedcore.errors import CollectiveError, FedError, Stopped, StorageError, Unexpected
-from fedcore.federation import Federation, Outcome
 from fedcore.server.comm import together
-from launcher import entry, prepare, rundir, world
-from launcher.build import build, build_objects, check_names, owned_lanes, warnings
+from launcher import entry, rundir, world
 from launcher.cli import Request
-from launcher.reporting import final_words, telemetry_of
+from launcher.kind import Kind
+
+
+def kind_of(config: RunConfig) -> Kind:
+    """The kind of job that a configuration describes; the other kind is not even imported."""
+    if config.lm is None:
+        from launcher.federated import Federated
+
+        return Federated(config)
+    from launcher.lm_job import LanguageModel
+
+    return LanguageModel(config)
 
 
 class Job:
@@ -27,7 +36,7 @@ class Job:
         self.request, self.config = request, request.config
         self.run = rundir.RunDir(request.run_dir)
         self.world: world.World | None = None
-        self.federation: Federation | None = None
+        self.kind = kind_of(request.config)
         self._prepared = False
         self._identity: entry.Identity = {}
 
@@ -58,14 +67,13 @@ class Job:
         return self.world.place.rank if self.world else world.Place.of(os.environ).rank
 
     def _work(self, here: world.World) -> int:
-        comm = here.comm
+        comm, kind = here.comm, self.kind
         with together(comm):
-            check_names(self.config)
-            store = str(prepare.ensure(self.config)) if comm.rank == 0 else ""
+            store = str(kind.prepare()) if comm.rank == 0 else ""
         store_dir = Path(comm.gather_json(store)[0])
         with together(comm):
-            manifest = Manifest.load(store_dir)
-        found = entry.enter(self.request, self.run, here, manifest.digest())
+            data_sha256 = kind.open(store_dir)
+        found = entry.enter(self.request, self.run, here, data_sha256)
         if found.finished:
             self._say(f"{self.run.path} holds this run, completed; --resume never runs it anew")
             self._show(found.finished)
@@ -75,21 +83,16 @@ class Job:
             if comm.rank == 0:
                 self.run.prepare(self.config, here)
         self._prepared = True
-        self._identity = entry.identity(self.config, manifest.digest())
-        samples = [part.samples for part in manifest.clients]
-        lanes = owned_lanes(self.config, samples, comm.size)[comm.rank]
-        own = sum(samples[k] for lane in lanes for k in lane)
-        self._say(self._title(here))
-        with closing(telemetry_of(self.config, self.run, own, here)) as telemetry:
-            for words in warnings(self.config, manifest, comm.size):
+        self._identity = entry.identity(self.config, data_sha256)
+        self._say(f"{kind.title(here)}; run directory {self.run.path}")
+        with closing(kind.telemetry(self.run, here)) as telemetry:
+            for words in kind.warnings(comm.size):
                 telemetry.warn(words)
-            self.federation = build(
-                self.config, store_dir, here, telemetry, self.run.checkpoints, self._identity
-            )
+            trainer = kind.build(here, telemetry, self.run, self._identity)
             if found.checkpoint:
                 with together(comm):
-                    self.federation.resume(found.checkpoint)
-            self.federation.run()
+                    trainer.resume(found.checkpoint)
+            trainer.run()
         self._finish(here)
         return 0
 
@@ -121,34 +124,21 @@ class Job:
             print(f"fedcore: {storage}", file=sys.stderr, flush=True)
 
     def _summary(self, status: str, code: int, message: str) -> dict[str, Any]:
-        outcome = self.federation.outcome if self.federation else Outcome()
         return {
             "status": status,
             "exit_code": code,
-            "kind": "federated",
+            "kind": self.kind.name,
             "message": message,
-            "algorithm": self.config.algorithm.name,
-            "dataset": self.config.data.source,
             "seed": self.config.seed,
             "world_size": self.world.place.size if self.world else None,
-            "clients": self.config.clients.count,
-            **outcome.facts(),
+            **self.kind.facts(),
             "identity": self._identity,
-            "samples_per_second": outcome.samples / max(outcome.wall_seconds, 1e-9),
             "finished": time.time(),
         }
 
-    def _title(self, here: world.World) -> str:
-        config = self.config
-        return (
-            f"{config.algorithm.name} on {config.data.source}: {config.clients.count} clients, "
-            f"{config.rounds} rounds, {here.comm.size} rank(s) on {here.device.type}; "
-            f"run directory {self.run.path}"
-        )
-
     def _show(self, summary: dict[str, Any]) -> None:
         if self._rank == 0:
-            final_words(summary, self.config, self.run.path)
+            self.kind.show(summary, self.run.path)
 
     def _say(self, words: str) -> None:
         if self._rank == 0:
@@ -156,12 +146,5 @@ class Job:
 
 
 def dry_run(request: Request) -> None:
-    """Resolve every name and build model and anchors, without data and without other ranks."""
-    config = request.config
-    algorithm, model, anchors = build_objects(config, *prepare.shape_and_classes(config))
-    parameters = sum(p.numel() for p in model.parameters())
-    print(
-        f"{config.algorithm.name} ({algorithm.about}) on {config.data.source}: "
-        f"{config.clients.count} clients, {config.rounds} rounds, {config.model.name} with "
-        f"{parameters:,} parameters, {tuple(anchors.shape)} anchors. Nothing was run."
-    )
+    """Resolve every name and build what needs no data and no other ranks."""
+    print(f"{kind_of(request.config).dry_run()}. Nothing was run.")

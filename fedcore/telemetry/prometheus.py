@@ -24,7 +24,13 @@ from fedcore.config import MetricsConfig
 from fedcore.errors import ConfigError
 from fedcore.telemetry import catalogue as c
 from fedcore.telemetry.catalogue import Kind, Metric
-from fedcore.telemetry.events import ClientEvent, Event, RoundEvent
+from fedcore.telemetry.events import (
+    ClientEvent,
+    Event,
+    LMEvalEvent,
+    LMStepEvent,
+    RoundEvent,
+)
 from fedcore.telemetry.sinks import Warn
 
 QUANTILES = {"q0": 0.0, "q0.25": 0.25, "q0.5": 0.5, "q0.75": 0.75, "q1": 1.0}
@@ -72,6 +78,10 @@ class PrometheusSink:
         for event in events:
             if isinstance(event, RoundEvent):
                 self._write_round(event)
+            elif isinstance(event, LMStepEvent):
+                self._write_step(event)
+            elif isinstance(event, LMEvalEvent):
+                self._set(c.LM_LOSS, event.loss, split="held_out")
 
     def close(self) -> None:
         """Stop serving and free the port."""
@@ -82,6 +92,10 @@ class PrometheusSink:
     def samples(self, n: int) -> None:
         """n more samples were trained on."""
         self._of(c.SAMPLES_TOTAL).inc(n)
+
+    def tokens(self, n: int) -> None:
+        """n more tokens were trained on."""
+        self._of(c.LM_TOKENS_TOTAL).inc(n)
 
     def traffic(self, op: str, size: int, seconds: float) -> None:
         """A collective took `seconds`; this rank handed in `size` bytes."""
@@ -120,6 +134,22 @@ class PrometheusSink:
         self._set(c.DEVICE_MEMORY_BYTES, peak_memory())
         for readout, accuracy in event.accuracy.items():
             self._set(c.TEST_ACCURACY, accuracy, readout=readout)
+
+    def _write_step(self, event: LMStepEvent) -> None:
+        self._set(c.PROGRESS_RATIO, event.step / event.steps)
+        self._set(c.LM_LOSS, event.loss, split="train")
+        self._set(c.LM_LEARNING_RATE, event.learning_rate)
+        self._set(c.LM_WEIGHT_DECAY, event.weight_decay)
+        self._set(c.LM_GRADIENT_NORM, event.gradient_norm)
+        self._set(c.DEVICE_MEMORY_BYTES, peak_memory())
+        for kind, steps in event.memory_steps.items():
+            self._set(c.LM_MEMORY_STEPS, steps, kind=kind)
+        for group, rms in event.weight_rms.items():
+            self._set(c.LM_WEIGHT_RMS, rms, group=group)
+            if predicted := event.weight_rms_predicted.get(group):
+                self._set(c.LM_WEIGHT_RMS_RATIO, rms / predicted, group=group)
+        for group, ratio in event.update_ratio.items():
+            self._set(c.LM_UPDATE_RATIO, ratio, group=group)
 
     def _set(self, metric: Metric, value: float, **labels: str) -> None:
         gauge = self._of(metric)

@@ -27,6 +27,9 @@ class Meter(Sink, Protocol):
     def samples(self, n: int) -> None:
         """n more samples were trained on."""
 
+    def tokens(self, n: int) -> None:
+        """n more tokens were trained on."""
+
     def traffic(self, op: str, size: int, seconds: float) -> None:
         """A collective took `seconds`; this rank handed in `size` bytes."""
 

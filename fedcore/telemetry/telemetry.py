@@ -46,6 +46,10 @@ class Telemetry:
         self._tick(samples)
         self._measure(lambda meter: meter.samples(samples))
 
+    def tokens(self, n: int) -> None:
+        """This rank trained on so many more tokens."""
+        self._measure(lambda meter: meter.tokens(n))
+
     def phase(self, name: str, seconds: float) -> None:
         """A phase of the round is over."""
         self._measure(lambda meter: meter.phase(name, seconds))

@@ -9,7 +9,7 @@ import pytest
 from fedcore.config import OPERATIONAL, RunConfig
 from fedcore.config_text import known_keys, with_overrides
 from fedcore.errors import ConfigError, ConfigErrors, FedError
-from launcher import cli, job
+from launcher import build, cli, job
 from launcher.build import check_names
 
 
@@ -203,4 +203,4 @@ def test_every_key_has_a_description() -> None:
 
 def test_more_classes_than_the_features_can_hold() -> None:
     with pytest.raises(ConfigError, match=r"model\.feature_dim"):
-        job.build_objects(cli.load_config("default", ["model.feature_dim=8"]), (1, 28, 28), 10)
+        build.build_objects(cli.load_config("default", ["model.feature_dim=8"]), (1, 28, 28), 10)

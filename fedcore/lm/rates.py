@@ -1,0 +1,97 @@
+"""Who gets which eta and lam: the schedule's shares times each parameter group's own peaks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from fedcore.config_lm import LMConfig
+from fedcore.lm.engine import Engine
+from fedcore.lm.memory import long_run_std
+from fedcore.lm.monitors import Group
+from fedcore.lm.scale import RMSController, scaled
+from fedcore.lm.schedules import Rates
+
+
+class GroupRates:
+    """Writes eta and lam into an engine's groups before each step.
+
+    Made before an engine takes the optimiser over: what the engine keeps of its groups are places
+    to write to. With `lm.monitor.target_rms` each decayed matrix is a group of its own, and its lam
+    is the controller's.
+    """
+
+    def __init__(
+        self, config: LMConfig, rates: Rates, model: nn.Module, optimiser: Optimizer
+    ) -> None:
+        self.rates = rates
+        self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self.groups = [
+            {k: v for k, v in g.items() if k != "params"} for g in optimiser.param_groups
+        ]
+        optimizer = scaled(config)
+        self._std = {
+            g["name"]: long_run_std(optimizer, self._widest(g["names"])) for g in self.groups
+        }
+        self.controller: RMSController | None = None
+        target = config.monitor.target_rms
+        if target is not None:
+            held = [n for g in self.groups if g["weight_decay"] > 0 for n in g["names"]]
+            std = {n: long_run_std(optimizer, self.shapes[n]) or 1.0 for n in held}
+            self.controller = RMSController(target, std)
+        self._decays: dict[str, float] = {}
+
+    def _widest(self, names: Sequence[str]) -> tuple[int, ...]:
+        return max((self.shapes[n] for n in names), key=math.prod)
+
+    @property
+    def numel(self) -> dict[str, int]:
+        """Numbers in each parameter, in the model's order."""
+        return {name: math.prod(shape) for name, shape in self.shapes.items()}
+
+    def monitored(self) -> list[Group]:
+        """The groups as monitors see them: those of one name are one."""
+        found: dict[str, Group] = {}
+        for g in self.groups:
+            name = g["name"]
+            before = found[name].parameters if name in found else ()
+            members = (*before, *g["names"])
+            found[name] = Group(name, members, self._std[name], g["lr"], g["weight_decay"])
+        return list(found.values())
+
+    def at(self, step: int) -> tuple[float, float]:
+        """(eta, lam) of the main group in that step, as they are logged."""
+        main = max(self.groups, key=lambda g: (g["name"] == "muon", g["weight_decay"], g["lr"]))
+        return self._of(main, step)
+
+    def write(self, engine: Engine, step: int) -> None:
+        """Set every group for that step."""
+        for own, live in zip(self.groups, engine.groups, strict=True):
+            live["lr"], live["weight_decay"] = self._of(own, step)
+
+    def _of(self, group: Mapping[str, Any], step: int) -> tuple[float, float]:
+        eta = group["lr"] * float(self.rates.eta_share[step])
+        lam = group["weight_decay"] * float(self.rates.lam_share[step])
+        return eta, self._decays.get(group["names"][0], lam) if self.controller else lam
+
+    def control(self, step: int, rms: Mapping[str, float]) -> None:
+        """Let the controller answer what was measured after `step` steps, if there is one."""
+        if self.controller is None or step >= len(self.rates.eta_share):
+            return
+        held = {name: rms[name] for name in self.controller.std}
+        eta = self.groups[0]["lr"] * float(self.rates.eta_share[step])
+        self._decays = self.controller.decays(step, held, eta)
+
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs, as JSON."""
+        return dict(self.controller.state) if self.controller else {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take what `state` gave."""
+        if self.controller is not None:
+            self.controller.state = state
+            self._decays = dict(state.get("decay", {}))

@@ -1,0 +1,161 @@
+"""The language-model kind of job."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_shards.text.manifest import TokenManifest
+from data_shards.text.read import TokenStream
+from fedcore.checkpoint import Checkpoints
+from fedcore.config import RunConfig
+from fedcore.errors import ConfigError
+from fedcore.lm.engines import build_engine
+from fedcore.lm.ledger import Ledger, LMOutcome
+from fedcore.lm.model import TransformerLM
+from fedcore.lm.monitors import Monitor
+from fedcore.lm.optim import build_optimizer
+from fedcore.lm.rates import GroupRates
+from fedcore.lm.scale import scaled
+from fedcore.lm.schedules import rates
+from fedcore.lm.train import LMRun
+from fedcore.server.comm import together
+from fedcore.telemetry.telemetry import Telemetry
+from launcher import prepare_text
+from launcher.entry import Identity
+from launcher.reporting import lm_info, lm_telemetry
+from launcher.rundir import RunDir
+from launcher.world import World
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+
+
+def check_names(config: RunConfig) -> None:
+    """Look up what only the registries know: the schedules."""
+    assert config.lm is not None
+    rates(config.lm.model_copy(update={"steps": 1}))
+
+
+def check_batch(config: RunConfig, ranks: int) -> None:
+    """`ConfigError` unless the batch can be cut into equal parts for the ranks."""
+    lm = config.lm
+    assert lm is not None
+    parts = ranks * lm.accumulate
+    if lm.batch_size % parts:
+        want = f"a multiple of {ranks} rank(s) x lm.accumulate {lm.accumulate}"
+        way_out = f"lm.batch_size={-(-lm.batch_size // parts) * parts}"
+        raise ConfigError("lm.batch_size", lm.batch_size, want, way_out)
+
+
+def build_model(config: RunConfig, vocab_size: int) -> TransformerLM:
+    """The model at its initial weights, on the CPU."""
+    assert config.lm is not None
+    model = TransformerLM(config.lm.model, vocab_size, config.seed)
+    model.activation_checkpointing = config.lm.activation_checkpointing
+    return model
+
+
+class LanguageModel:
+    """One language model, trained by all ranks."""
+
+    name = "lm"
+
+    def __init__(self, config: RunConfig) -> None:
+        assert config.lm is not None
+        self.config, self.lm = config, config.lm
+        self.store = Path()
+        self.manifest: TokenManifest | None = None
+        self.run: LMRun | None = None
+
+    def prepare(self) -> Path:
+        check_names(self.config)
+        return prepare_text.ensure(self.config)
+
+    def open(self, store: Path) -> str:
+        self.store, self.manifest = store, TokenManifest.load(store)
+        return self.manifest.digest()
+
+    @property
+    def _opened(self) -> TokenManifest:
+        assert self.manifest is not None, "open comes first"
+        return self.manifest
+
+    def title(self, world: World) -> str:
+        lm, info = self.lm, lm_info(self.config)
+        stage = f" ZeRO {lm.zero_stage}" if lm.engine == "deepspeed" else ""
+        return (
+            f"{info['model']} on {info['dataset']} ({self._opened.vocab_size:,} tokens in the "
+            f"vocabulary), {lm.steps:,} steps of {lm.batch_size} x {lm.model.context}, "
+            f"{lm.optimizer.name} {lm.schedule.name}, {lm.engine}{stage}, "
+            f"{world.comm.size} rank(s) on {world.device.type}"
+        )
+
+    def telemetry(self, run: RunDir, world: World) -> Telemetry:
+        return lm_telemetry(self.config, run, world)
+
+    def warnings(self, ranks: int) -> list[str]:
+        """An epoch count that surprises: the same text again and again."""
+        trained = self.lm.steps * self.lm.batch_size * self.lm.model.context
+        held = sum(part.tokens for part in self._opened.clients)
+        if trained < 20 * held:
+            return []
+        return [f"{trained / held:.0f} epochs: the run goes that often through {held:,} tokens"]
+
+    def build(self, world: World, telemetry: Telemetry, run: RunDir, identity: Identity) -> LMRun:
+        comm, manifest, config = world.comm, self._opened, self.config
+        with together(comm):
+            check_batch(config, comm.size)
+            data = self._stream(manifest, 0)
+            model = build_model(config, manifest.vocab_size).to(
+                world.device, DTYPES[config.precision]
+            )
+            each = self.lm.monitor.target_rms is not None
+            optimiser = build_optimizer(model, scaled(self.lm), one_each=each)
+            group_rates = GroupRates(self.lm, rates(self.lm), model, optimiser)
+        engine = build_engine(config, model, optimiser, world.device, comm.size, comm.rank)
+        checkpoints = Checkpoints(run.checkpoints, comm, config.checkpoint.keep, "step")
+        monitor = Monitor(self.lm, group_rates.rates, group_rates.monitored())
+        ledger = Ledger(config, comm, data, checkpoints, telemetry, world.stopping, identity)
+        self.run = LMRun(engine, data, group_rates, monitor, ledger)
+        return self.run
+
+    def _stream(self, manifest: TokenManifest, client: int) -> TokenStream:
+        context, order = self.lm.model.context, self.lm.data.order
+        seed = self.config.seed
+        return TokenStream(self.store, manifest, client, context=context, order=order, seed=seed)
+
+    def facts(self) -> dict[str, Any]:
+        outcome = self.run.outcome if self.run else LMOutcome()
+        return {**lm_info(self.config), **outcome.facts()}
+
+    def show(self, summary: dict[str, Any], path: Path) -> None:
+        print(
+            f"{summary['steps']:,} steps, {summary['tokens']:,} tokens: loss "
+            f"{summary['final_loss']:.4f}, held-out loss {summary['final_eval_loss']:.4f}, "
+            f"perplexity {summary['perplexity']:.2f}, {summary['bits_per_byte']:.3f} bits/byte; "
+            f"{summary['wall_seconds']:.1f} s, {summary['tokens_per_second']:,.0f} tokens/s; "
+            f"results in {path}",
+            flush=True,
+        )
+
+    def close(self) -> None:
+        if self.run is not None:
+            self.run.engine.close()
+            self.run = None
+            gc.collect()
+
+    def dry_run(self) -> str:
+        check_names(self.config)
+        check_batch(self.config, int(os.environ.get("WORLD_SIZE", "1")))
+        with torch.device("meta"):
+            model = build_model(self.config, self.lm.data.vocab_size)
+        parameters = sum(p.numel() for p in model.parameters())
+        return (
+            f"{lm_info(self.config)['model']} with {parameters:,} parameters (for a vocabulary of "
+            f"{self.lm.data.vocab_size:,}), {self.lm.steps:,} steps, {self.lm.optimizer.name} "
+            f"{self.lm.schedule.name}, {self.lm.engine}"
+        )
