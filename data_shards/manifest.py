@@ -54,7 +54,29 @@ class ClientPart(Part):
     client: int = Field(ge=0)
 
 
-class Manifest(Record):
+class Stored(Record):
+    """A manifest: `manifest.json` in a folder of shards."""
+
+    def digest(self) -> str:
+        """SHA-256 of all it says, the hash of every shard included: the data by content."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read and check a folder's manifest; `ShardError` if it is missing or damaged."""
+        path = folder / NAME
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ShardError(str(path), error.strerror or str(error), WAY_OUT) from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "whole file"
+            problem = f"{where}: {first['msg']} (this fedcore reads format {FORMAT_VERSION})"
+            raise ShardError(str(path), problem, WAY_OUT) from None
+
+
+class Manifest(Stored):
     """Everything about a folder of shards."""
 
     format_version: Literal[1] = 1
@@ -79,20 +101,7 @@ class Manifest(Record):
             raise ValueError(f"mean and std are not of {self.shape[0]} channels")
         return self
 
-    def digest(self) -> str:
-        """SHA-256 of all it says, the hash of every shard included: the data by content."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
-
-    @classmethod
-    def load(cls, folder: Path) -> Manifest:
-        """Read and check a folder's manifest; `ShardError` if it is missing or damaged."""
-        path = folder / NAME
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise ShardError(str(path), error.strerror or str(error), WAY_OUT) from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "whole file"
-            problem = f"{where}: {first['msg']} (this fedcore reads format {FORMAT_VERSION})"
-            raise ShardError(str(path), problem, WAY_OUT) from None
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Every shard of the folder."""
+        return tuple(shard for part in (*self.clients, self.test) for shard in part.shards)

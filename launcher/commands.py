@@ -98,14 +98,14 @@ def make(config: Config = "default", overrides: Overrides = None) -> None:
 def verify(place: Place = "default", overrides: Overrides = None) -> None:
     """Hash every shard again and name each that is missing or damaged (exit code 3)."""
     from data_shards.manifest import WAY_OUT, Manifest
-    from data_shards.read import problems
+    from data_shards.tars import problems
 
     folder = _folder(place, overrides)
     manifest = Manifest.load(folder)
     found = problems(folder, manifest)
     for problem in found:
         typer.echo(f"{problem.shard}: {problem.problem}", err=True)
-    files = sum(len(part.shards) for part in (*manifest.clients, manifest.test))
+    files = len(manifest.shards)
     if found:
         raise ShardError(str(folder), f"{len(found)} of {files} shards are bad", WAY_OUT)
     samples = sum(c.samples for c in manifest.clients)

@@ -14,9 +14,9 @@ from filelock import FileLock
 
 from data_shards.manifest import NAME, Manifest
 from data_shards.partition import partition
-from data_shards.read import problems
 from data_shards.sources import SOURCES, Split
-from data_shards.write import Tick, sha256_of, write
+from data_shards.tars import problems, sha256_of
+from data_shards.write import Tick, write
 from fedcore.config import RunConfig
 from fedcore.errors import ShardError, StorageError
 

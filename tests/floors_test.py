@@ -38,7 +38,7 @@ FLOORS = {
 # a library, and the only modules that may import it
 DOORS = {
     "torch.distributed": {"fedcore.server.comm", "launcher.world", "launcher.doctor"},
-    "webdataset": {"data_shards.read", "data_shards.write"},
+    "webdataset": {"data_shards.tars"},
     "prometheus_client": {"fedcore.telemetry.prometheus"},
     "safetensors": {"fedcore.checkpoint"},
     "pickle": {"data_shards.unpickle"},

@@ -16,8 +16,9 @@ import torch
 from typer.testing import CliRunner
 
 from data_shards.manifest import Manifest
-from data_shards.read import ShardedData, problems, read_part
+from data_shards.read import ShardedData, read_part
 from data_shards.sources import Arrays, Source
+from data_shards.tars import problems
 from data_shards.write import write
 from fedcore.config import RunConfig
 from fedcore.errors import ShardError, StorageError
@@ -180,7 +181,7 @@ def test_a_shard_on_a_failing_disk_is_named(tmp_path: Path, monkeypatch) -> None
         raise OSError(5, "Input/output error")
 
     folder = toy(tmp_path / "toy")
-    monkeypatch.setattr("data_shards.read.sha256_of", fail)
+    monkeypatch.setattr("data_shards.tars.sha256_of", fail)
     found = problems(folder, Manifest.load(folder))
     assert [p.problem for p in found] == ["cannot be read: Input/output error"] * 2
 
