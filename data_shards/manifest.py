@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -22,9 +23,10 @@ class Record(BaseModel):
 
 
 class Shard(Record):
-    """One tar file."""
+    """One tar file, or the tokenizer of shards of text."""
 
-    file: str = Field(pattern=r"^[\w]+/\d{5}\.tar$")  # inside the folder: never a way out of it
+    # inside the folder: never a way out of it
+    file: str = Field(pattern=r"^([\w]+/\d{5}\.tar|tokenizer\.json)$")
     samples: int = Field(ge=0)
     bytes: int = Field(ge=0)
     sha256: str
@@ -54,8 +56,18 @@ class ClientPart(Part):
     client: int = Field(ge=0)
 
 
-class Stored(Record):
+class Stored(Record, ABC):
     """A manifest: `manifest.json` in a folder of shards."""
+
+    @property
+    @abstractmethod
+    def shards(self) -> tuple[Shard, ...]:
+        """Every file of the folder but the manifest."""
+
+    @property
+    @abstractmethod
+    def made_with(self) -> dict[str, Any]:
+        """All settings that the shards depend on."""
 
     def digest(self) -> str:
         """SHA-256 of all it says, the hash of every shard included: the data by content."""
@@ -103,5 +115,10 @@ class Manifest(Stored):
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """Every shard of the folder."""
+        """Those of the clients, then those of the test split."""
         return tuple(shard for part in (*self.clients, self.test) for shard in part.shards)
+
+    @property
+    def made_with(self) -> dict[str, Any]:
+        """How the samples were dealt out."""
+        return self.partition

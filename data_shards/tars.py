@@ -12,9 +12,9 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from data_shards.manifest import NAME, WAY_OUT, Record, Shard
+from data_shards.manifest import NAME, WAY_OUT, Shard, Stored
 from fedcore.errors import ShardError, StorageError
 
 SHARD_BYTES = 64 * 2**20  # of data in one tar
@@ -40,7 +40,7 @@ def complete_or_absent(folder: Path) -> Iterator[Path]:
         shutil.rmtree(work, ignore_errors=True)  # renamed away, unless something went wrong
 
 
-def write_manifest(work: Path, manifest: Record) -> None:
+def write_manifest(work: Path, manifest: Stored) -> None:
     """On the disk before the folder takes its name: an empty manifest would look complete."""
     with (work / NAME).open("w", encoding="utf-8") as file:
         file.write(manifest.model_dump_json(indent=1) + "\n")
@@ -66,7 +66,13 @@ def write_tar(work: Path, file: str, samples: Iterable[Mapping[str, Any]]) -> Sh
         writer.close()
         raw.flush()
         os.fsync(raw.fileno())
-    return Shard(file=file, samples=count, bytes=path.stat().st_size, sha256=sha256_of(path))
+    return described(work, file, count)
+
+
+def described(work: Path, file: str, samples: int) -> Shard:
+    """A written file as the manifest has it."""
+    path = work / file
+    return Shard(file=file, samples=samples, bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 def read_tars(folder: Path, shards: Sequence[Shard]) -> Iterator[dict[str, Any]]:
@@ -81,15 +87,7 @@ def read_tars(folder: Path, shards: Sequence[Shard]) -> Iterator[dict[str, Any]]
         yield from wds.DataPipeline(wds.SimpleShardList(paths), wds.tarfile_to_samples())
 
 
-class HasShards(Protocol):
-    """A manifest of any kind."""
-
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        """Every shard of the folder."""
-
-
-def problems(folder: Path, manifest: HasShards) -> list[ShardError]:
+def problems(folder: Path, manifest: Stored) -> list[ShardError]:
     """Every shard that is missing or differs from the manifest."""
     found = []
     for shard in manifest.shards:

@@ -44,6 +44,7 @@ DOORS = {
     "pickle": {"data_shards.unpickle"},
     "PIL": {"data_shards.sources.tiny_imagenet"},
     "deepspeed": {"fedcore.lm.engine_deepspeed"},
+    "tokenizers": {"data_shards.text.tokenizers"},
     "accelerate": {"fedcore.lm.engine_accelerate"},
 }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from data_shards.manifest import Manifest
@@ -92,7 +93,7 @@ def refuse(*_: object, **__: object) -> None:
 def test_a_complete_store_needs_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards on a read-only file system can be used."""
     folder = prepare.make(config(tmp_path))
-    monkeypatch.setattr(prepare.FileLock, "acquire", refuse)
+    monkeypatch.setattr(FileLock, "acquire", refuse)
     assert prepare.ensure(config(tmp_path)) == folder
     with pytest.raises(StorageError, match=r"Permission denied.*data\.store"):
         prepare.make(config(tmp_path / "other"))
