@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -22,9 +23,10 @@ class Record(BaseModel):
 
 
 class Shard(Record):
-    """One tar file."""
+    """One tar file, or the tokenizer of shards of text."""
 
-    file: str = Field(pattern=r"^[\w]+/\d{5}\.tar$")  # inside the folder: never a way out of it
+    # inside the folder: never a way out of it
+    file: str = Field(pattern=r"^([\w]+/\d{5}\.tar|tokenizer\.json)$")
     samples: int = Field(ge=0)
     bytes: int = Field(ge=0)
     sha256: str
@@ -54,7 +56,39 @@ class ClientPart(Part):
     client: int = Field(ge=0)
 
 
-class Manifest(Record):
+class Stored(Record, ABC):
+    """A manifest: `manifest.json` in a folder of shards."""
+
+    @property
+    @abstractmethod
+    def shards(self) -> tuple[Shard, ...]:
+        """Every file of the folder but the manifest."""
+
+    @property
+    @abstractmethod
+    def made_with(self) -> dict[str, Any]:
+        """All settings that the shards depend on."""
+
+    def digest(self) -> str:
+        """SHA-256 of all it says, the hash of every shard included: the data by content."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read and check a folder's manifest; `ShardError` if it is missing or damaged."""
+        path = folder / NAME
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ShardError(str(path), error.strerror or str(error), WAY_OUT) from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "whole file"
+            problem = f"{where}: {first['msg']} (this fedcore reads format {FORMAT_VERSION})"
+            raise ShardError(str(path), problem, WAY_OUT) from None
+
+
+class Manifest(Stored):
     """Everything about a folder of shards."""
 
     format_version: Literal[1] = 1
@@ -79,20 +113,12 @@ class Manifest(Record):
             raise ValueError(f"mean and std are not of {self.shape[0]} channels")
         return self
 
-    def digest(self) -> str:
-        """SHA-256 of all it says, the hash of every shard included: the data by content."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Those of the clients, then those of the test split."""
+        return tuple(shard for part in (*self.clients, self.test) for shard in part.shards)
 
-    @classmethod
-    def load(cls, folder: Path) -> Manifest:
-        """Read and check a folder's manifest; `ShardError` if it is missing or damaged."""
-        path = folder / NAME
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise ShardError(str(path), error.strerror or str(error), WAY_OUT) from None
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "whole file"
-            problem = f"{where}: {first['msg']} (this fedcore reads format {FORMAT_VERSION})"
-            raise ShardError(str(path), problem, WAY_OUT) from None
+    @property
+    def made_with(self) -> dict[str, Any]:
+        """How the samples were dealt out."""
+        return self.partition

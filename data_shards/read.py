@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from data_shards import augment
-from data_shards.manifest import WAY_OUT, Manifest, Part, Shard
-from data_shards.write import sha256_of
+from data_shards.manifest import WAY_OUT, Manifest, Part
+from data_shards.tars import read_tars
 from fedcore.batch import Batch, held_out_of
 from fedcore.errors import ShardError
 from fedcore.seeds import generator
@@ -29,58 +29,16 @@ class Samples(NamedTuple):
     labels: Tensor  # int64 [n]
 
 
-def problems(folder: Path, manifest: Manifest) -> list[ShardError]:
-    """Every shard that is missing or differs from the manifest."""
-    shards = [s for part in (*manifest.clients, manifest.test) for s in part.shards]
-    found = []
-    for shard in shards:
-        try:
-            check(folder, shard)
-        except ShardError as error:
-            found.append(error)
-    return found
-
-
-def check(folder: Path, shard: Shard) -> Path:
-    """The shard's path; `ShardError` naming the file if it is missing or not what was written."""
-    path = folder / shard.file
-    try:
-        problem = _difference(path, shard)
-    except FileNotFoundError:
-        problem = "missing shard"
-    except OSError as error:  # a failing disk, no permission
-        problem = f"cannot be read: {error.strerror or error}"
-    if problem:
-        raise ShardError(str(path), problem, WAY_OUT)
-    return path
-
-
-def _difference(path: Path, shard: Shard) -> str:
-    """How a file differs from what was written; empty if it does not."""
-    size = path.stat().st_size
-    if size != shard.bytes:
-        return f"truncated or altered: {size} bytes, want {shard.bytes}"
-    found = sha256_of(path)
-    if found != shard.sha256:
-        return f"damaged: sha256 {found[:12]}..., want {shard.sha256[:12]}..."
-    return ""
-
-
 def read_part(folder: Path, part: Part, shape: tuple[int, int, int]) -> Samples:
     """All samples of a client or of the test split, in the order of the tars."""
-    import webdataset as wds
-
-    paths = [str(check(folder, shard)) for shard in part.shards]
     images = torch.empty(part.samples, *shape, dtype=torch.uint8)
     labels = torch.empty(part.samples, dtype=torch.int64)
     row = 0
-    if paths:  # stages by hand: shards are addressed by client, so no rank or worker splits them
-        stages = wds.DataPipeline(wds.SimpleShardList(paths), wds.tarfile_to_samples())
-        for sample in stages:
-            pixels = torch.frombuffer(bytearray(sample["u8"]), dtype=torch.uint8)
-            images[row] = pixels.view(shape)
-            labels[row] = int(json.loads(sample["json"])["label"])
-            row += 1
+    for sample in read_tars(folder, part.shards):
+        pixels = torch.frombuffer(bytearray(sample["u8"]), dtype=torch.uint8)
+        images[row] = pixels.view(shape)
+        labels[row] = int(json.loads(sample["json"])["label"])
+        row += 1
     if row != part.samples:
         problem = f"{row} samples, want {part.samples}"
         raise ShardError(str(folder / part.shards[0].file), problem, WAY_OUT)

@@ -7,22 +7,17 @@ and renamed.
 
 from __future__ import annotations
 
-import hashlib
-import io
-import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_shards.manifest import NAME, ClientPart, Manifest, Part, Shard
+from data_shards import tars
+from data_shards.manifest import ClientPart, Manifest, Part
 from data_shards.sources import Arrays, Source, checked
-from fedcore.errors import StorageError
-
-SHARD_BYTES = 64 * 2**20  # of image data in one tar
+from data_shards.tars import complete_or_absent, write_manifest, write_tar
 
 Tick = Callable[[str], None]
 
@@ -42,28 +37,10 @@ def write(
     tick is told the name of each part that is done. Raises `ShardError` for arrays that cannot be
     trained on, `StorageError` when the disk is full or not writable; nothing is left then.
     """
-    work = folder.with_name(f".{folder.name}.part")
-    try:
-        shutil.rmtree(work, ignore_errors=True)  # of a writer that died: we hold the lock
-        work.mkdir(parents=True)
+    with complete_or_absent(folder) as work:
         manifest = _write_all(work, name, source, train, test, parts, settings, tick)
-        _write_manifest(work / NAME, manifest)
-        shutil.rmtree(folder, ignore_errors=True)
-        work.rename(folder)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StorageError(str(folder), reason, "another data.store, or freeing space") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)  # renamed away, unless something went wrong
+        write_manifest(work, manifest)
     return manifest
-
-
-def _write_manifest(path: Path, manifest: Manifest) -> None:
-    """On the disk before the folder takes its name: an empty manifest would look complete."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(manifest.model_dump_json(indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _write_all(
@@ -113,41 +90,19 @@ def _write_part(
     work: Path, name: str, data: Arrays, indices: NDArray[np.int64], classes: int
 ) -> Part:
     """One client's (or the test split's) tars, each with at most SHARD_BYTES of images."""
-    each = max(1, SHARD_BYTES // max(1, data.images[0].nbytes))
+    each = max(1, tars.SHARD_BYTES // max(1, data.images[0].nbytes))
     chunks = [indices[i : i + each] for i in range(0, len(indices), each)]
     (work / name).mkdir()
     shards = [
-        _write_tar(work, f"{name}/{number:05d}.tar", data, chunk)
+        write_tar(work, f"{name}/{number:05d}.tar", _samples(data, chunk))
         for number, chunk in enumerate(chunks)
     ]
     counts = np.bincount(data.labels[indices], minlength=classes)
     return Part(samples=len(indices), label_counts=tuple(counts.tolist()), shards=tuple(shards))
 
 
-def _write_tar(work: Path, file: str, data: Arrays, indices: NDArray[np.int64]) -> Shard:
-    import webdataset as wds
-
-    path = work / file
-    with path.open("wb") as raw:
-        writer = wds.TarWriter(raw, encoder=False, mtime=0)
-        try:
-            for index in indices.tolist():
-                label = int(data.labels[index])
-                text = f'{{"label": {label}, "index": {index}}}'.encode()
-                writer.write(
-                    {"__key__": f"{index:08d}", "u8": data.images[index].tobytes(), "json": text}
-                )
-        except OSError:
-            # its own finaliser would write the end of the tar to a file that is closed by then
-            writer.tarstream.fileobj = io.BytesIO()
-            raise
-        writer.close()
-        raw.flush()
-        os.fsync(raw.fileno())
-    return Shard(file=file, samples=len(indices), bytes=path.stat().st_size, sha256=sha256_of(path))
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+def _samples(data: Arrays, indices: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
+    """What stands in a tar for each index."""
+    for index in indices.tolist():
+        text = f'{{"label": {int(data.labels[index])}, "index": {index}}}'.encode()
+        yield {"__key__": f"{index:08d}", "u8": data.images[index].tobytes(), "json": text}

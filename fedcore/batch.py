@@ -78,4 +78,5 @@ class TokenData(Protocol):
 
     def held_out(self) -> Tensor:
         """All held-out text in order: int64 [windows, T + 1]; a window's last token is the first
-        of the next, so that each token but the first is predicted once."""
+        of the next, so that each token but the first is predicted once. The last tokens, fewer
+        than T, that fill no window are left out."""

@@ -126,7 +126,7 @@ def _disk(folder: Path) -> Iterator[Check]:
 
 
 def _shards(store: Path) -> Iterator[Check]:
-    from data_shards.manifest import Manifest
+    from data_shards.text.manifest import load_any
 
     manifests = sorted(store.rglob("manifest.json"))
     if not manifests:
@@ -134,7 +134,7 @@ def _shards(store: Path) -> Iterator[Check]:
         yield Check("shards", False, found, "nothing: a run makes its own", needed=False)
     for path in manifests:
         try:
-            manifest = Manifest.load(path.parent)
+            manifest = load_any(path.parent)
             found = f"{manifest.source}, {len(manifest.clients)} clients"
             yield Check(f"shards {path.parent.name}", True, found)
         except FedError as error:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import functools
 import hashlib
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from data_shards.manifest import NAME, Manifest
 from data_shards.partition import partition
-from data_shards.read import problems
 from data_shards.sources import SOURCES, Split
-from data_shards.write import Tick, sha256_of, write
+from data_shards.tars import sha256_of
+from data_shards.write import Tick, write
 from fedcore.config import RunConfig
-from fedcore.errors import ShardError, StorageError
+from fedcore.errors import ShardError
+from launcher.once import once
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
@@ -72,27 +69,8 @@ def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = Fa
     `ShardError` for a folder of that name with other settings, `StorageError` without room.
     """
     folder = store_dir(config)
-    if _is_good(config, folder, repair):  # before the lock: a shared store may be read-only
-        return folder
-    with _alone(folder):
-        if not _is_good(config, folder, repair):  # another process may have made it meanwhile
-            _write(config, folder, tick)
-    return folder
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock beside the folder."""
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except OSError as error:
-        raise StorageError(str(folder), str(error), "another data.store") from error
-    try:
-        yield
-    finally:
-        lock.release()
+    work = functools.partial(_write, config, folder, tick)
+    return once(folder, Manifest, settings(config), work, repair=repair)
 
 
 def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
@@ -100,27 +78,6 @@ def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
     train, test = source.load(data.root, Split.TRAIN), source.load(data.root, Split.TEST)
     parts = partition(train.labels, data, config.clients.count, config.partition_seed)
     write(folder, data.source, source, train, test, parts, settings(config), tick)
-
-
-def _is_good(config: RunConfig, folder: Path, repair: bool) -> bool:
-    """Whether the shards are there; with `repair` also whether each is as it was written."""
-    if not (folder / NAME).is_file():
-        return False
-    try:
-        manifest = Manifest.load(folder)
-    except ShardError:
-        if repair:
-            return False
-        raise
-    _same_settings(config, folder, manifest)
-    return not (repair and problems(folder, manifest))
-
-
-def _same_settings(config: RunConfig, folder: Path, manifest: Manifest) -> None:
-    found, wanted = manifest.partition, settings(config)
-    if found != wanted:
-        problem = f"was made with {found}, this configuration wants {wanted}"
-        raise ShardError(str(folder), problem, "another data.store, or removing that folder")
 
 
 def ensure(config: RunConfig) -> Path:

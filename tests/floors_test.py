@@ -38,12 +38,13 @@ FLOORS = {
 # a library, and the only modules that may import it
 DOORS = {
     "torch.distributed": {"fedcore.server.comm", "launcher.world", "launcher.doctor"},
-    "webdataset": {"data_shards.read", "data_shards.write"},
+    "webdataset": {"data_shards.tars"},
     "prometheus_client": {"fedcore.telemetry.prometheus"},
     "safetensors": {"fedcore.checkpoint"},
     "pickle": {"data_shards.unpickle"},
     "PIL": {"data_shards.sources.tiny_imagenet"},
     "deepspeed": {"fedcore.lm.engine_deepspeed"},
+    "tokenizers": {"data_shards.text.tokenizers"},
     "accelerate": {"fedcore.lm.engine_accelerate"},
 }
 

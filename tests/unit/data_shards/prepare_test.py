@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from typer.testing import CliRunner
 
 from data_shards.manifest import Manifest
-from data_shards.read import ShardedData, problems, read_part
+from data_shards.read import ShardedData, read_part
 from data_shards.sources import Arrays, Source
+from data_shards.tars import problems
 from data_shards.write import write
 from fedcore.config import RunConfig
 from fedcore.errors import ShardError, StorageError
@@ -91,7 +93,7 @@ def refuse(*_: object, **__: object) -> None:
 def test_a_complete_store_needs_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards on a read-only file system can be used."""
     folder = prepare.make(config(tmp_path))
-    monkeypatch.setattr(prepare.FileLock, "acquire", refuse)
+    monkeypatch.setattr(FileLock, "acquire", refuse)
     assert prepare.ensure(config(tmp_path)) == folder
     with pytest.raises(StorageError, match=r"Permission denied.*data\.store"):
         prepare.make(config(tmp_path / "other"))
@@ -180,7 +182,7 @@ def test_a_shard_on_a_failing_disk_is_named(tmp_path: Path, monkeypatch) -> None
         raise OSError(5, "Input/output error")
 
     folder = toy(tmp_path / "toy")
-    monkeypatch.setattr("data_shards.read.sha256_of", fail)
+    monkeypatch.setattr("data_shards.tars.sha256_of", fail)
     found = problems(folder, Manifest.load(folder))
     assert [p.problem for p in found] == ["cannot be read: Input/output error"] * 2
 

@@ -12,8 +12,9 @@ import torch
 from typer.testing import CliRunner
 
 from data_shards.manifest import Manifest
-from data_shards.read import ShardedData, TestSamples, problems, read_part
+from data_shards.read import ShardedData, TestSamples, read_part
 from data_shards.sources import SOURCES, Arrays, Source, Split
+from data_shards.tars import problems
 from data_shards.write import write
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, ShardError, StorageError
@@ -77,7 +78,7 @@ def test_the_same_input_gives_the_same_bytes(folder: Path, tmp_path: Path) -> No
 def test_large_parts_are_cut_into_several_tars(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_shards.write.SHARD_BYTES", 64)  # four images of 16 bytes
+    monkeypatch.setattr("data_shards.tars.SHARD_BYTES", 64)  # four images of 16 bytes
     manifest = write(tmp_path / "s", "toy", SOURCE, arrays(), arrays(7), PARTS, {})
     assert [s.samples for s in manifest.clients[0].shards] == [4, 4, 3]
     assert read_part(tmp_path / "s", manifest.clients[0], SHAPE).labels.tolist() == [
@@ -203,7 +204,7 @@ def test_a_full_disk_leaves_nothing_half_made(tmp_path: Path, monkeypatch) -> No
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("data_shards.write.os.fsync", full)
+    monkeypatch.setattr("data_shards.tars.os.fsync", full)
     with pytest.raises(StorageError, match="No space left"):
         write(tmp_path / "s", "toy", SOURCE, arrays(), arrays(7), PARTS, {})
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,129 @@
+"""Tars of samples in a folder that is complete or absent: what images and tokens have in common.
+
+The same samples give the same bytes, and what is read is compared with its hash first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from data_shards.manifest import NAME, WAY_OUT, Shard, Stored
+from fedcore.errors import ShardError, StorageError
+
+SHARD_BYTES = 64 * 2**20  # of data in one tar
+
+
+@contextmanager
+def complete_or_absent(folder: Path) -> Iterator[Path]:
+    """A folder to write to, which takes the name `folder` once all is in it.
+
+    Raises `StorageError` when the disk is full or not writable; nothing is left then.
+    """
+    work = folder.with_name(f".{folder.name}.part")
+    try:
+        shutil.rmtree(work, ignore_errors=True)  # of a writer that died: we hold the lock
+        work.mkdir(parents=True)
+        yield work
+        shutil.rmtree(folder, ignore_errors=True)
+        work.rename(folder)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(str(folder), reason, "another data.store, or freeing space") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)  # renamed away, unless something went wrong
+
+
+def write_manifest(work: Path, manifest: Stored) -> None:
+    """On the disk before the folder takes its name: an empty manifest would look complete."""
+    with (work / NAME).open("w", encoding="utf-8") as file:
+        file.write(manifest.model_dump_json(indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_tar(work: Path, file: str, samples: Iterable[Mapping[str, Any]]) -> Shard:
+    """One tar of samples, each `__key__` and bytes by extension; on the disk when it returns."""
+    import webdataset as wds
+
+    path, count = work / file, 0
+    with path.open("wb") as raw:
+        writer = wds.TarWriter(raw, encoder=False, mtime=0)
+        try:
+            for sample in samples:
+                writer.write(sample)
+                count += 1
+        except BaseException:
+            # its own finaliser would write the end of the tar to a file that is closed by then
+            writer.tarstream.fileobj = io.BytesIO()
+            raise
+        writer.close()
+        raw.flush()
+        os.fsync(raw.fileno())
+    return described(work, file, count)
+
+
+def described(work: Path, file: str, samples: int) -> Shard:
+    """A written file as the manifest has it."""
+    path = work / file
+    return Shard(file=file, samples=samples, bytes=path.stat().st_size, sha256=sha256_of(path))
+
+
+def read_tars(folder: Path, shards: Sequence[Shard]) -> Iterator[dict[str, Any]]:
+    """All samples of some shards in order, each shard checked first; `ShardError` names a bad one.
+
+    Stages by hand: shards are addressed by client, so no rank or worker splits them.
+    """
+    import webdataset as wds
+
+    paths = [str(check(folder, shard)) for shard in shards]
+    if paths:
+        yield from wds.DataPipeline(wds.SimpleShardList(paths), wds.tarfile_to_samples())
+
+
+def problems(folder: Path, manifest: Stored) -> list[ShardError]:
+    """Every shard that is missing or differs from the manifest."""
+    found = []
+    for shard in manifest.shards:
+        try:
+            check(folder, shard)
+        except ShardError as error:
+            found.append(error)
+    return found
+
+
+def check(folder: Path, shard: Shard) -> Path:
+    """The shard's path; `ShardError` naming the file if it is missing or not what was written."""
+    path = folder / shard.file
+    try:
+        problem = _difference(path, shard)
+    except FileNotFoundError:
+        problem = "missing shard"
+    except OSError as error:  # a failing disk, no permission
+        problem = f"cannot be read: {error.strerror or error}"
+    if problem:
+        raise ShardError(str(path), problem, WAY_OUT)
+    return path
+
+
+def _difference(path: Path, shard: Shard) -> str:
+    """How a file differs from what was written; empty if it does not."""
+    size = path.stat().st_size
+    if size != shard.bytes:
+        return f"truncated or altered: {size} bytes, want {shard.bytes}"
+    found = sha256_of(path)
+    if found != shard.sha256:
+        return f"damaged: sha256 {found[:12]}..., want {shard.sha256[:12]}..."
+    return ""
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

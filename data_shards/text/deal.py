@@ -1,0 +1,77 @@
+"""Which documents are held out, and which client trains on which: pure functions of the seed."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from data_shards.text.corpus import Document
+from fedcore.config_lm import LMConfig
+from fedcore.errors import ConfigError
+from fedcore.seeds import EVERYONE, seed
+
+CLIENTS = "lm.federated.clients"
+
+
+def held_out(documents: int, share: float, run_seed: int) -> tuple[list[int], list[int]]:
+    """(trained, held out) indices, each sorted: a random share, at least one document each."""
+    order = _draws(run_seed, "held-out documents").permutation(documents).tolist()
+    held = min(documents - 1, max(1, round(share * documents)))
+    return sorted(order[held:]), sorted(order[:held])
+
+
+def deal(
+    documents: Sequence[Document], trained: Sequence[int], lm: LMConfig, run_seed: int
+) -> list[list[int]]:
+    """The trained indices of each client, sorted; one client unless the run is federated."""
+    if lm.federated is None:
+        return [list(trained)]
+    if lm.data.partition == "folders":
+        return by_folder(documents, trained, lm.federated.clients)
+    return by_document(documents, trained, lm.federated.clients, run_seed)
+
+
+def by_document(
+    documents: Sequence[Document], trained: Sequence[int], clients: int, run_seed: int
+) -> list[list[int]]:
+    """Shuffled documents, each to the client with the fewest bytes so far: IID, equally long."""
+    if clients > len(trained):
+        want = f"at most {len(trained)} clients: a document each"
+        raise ConfigError(CLIENTS, clients, want, f"{CLIENTS}={len(trained)}, or more text")
+    order = _draws(run_seed, "deal documents").permutation(np.array(trained)).tolist()
+    return _balanced([([i], documents[i].bytes) for i in order], clients)
+
+
+def by_folder(
+    documents: Sequence[Document], trained: Sequence[int], clients: int
+) -> list[list[int]]:
+    """Whole groups, the largest first, each to the client with the fewest bytes so far."""
+    groups: dict[str, list[int]] = {}
+    for i in trained:
+        groups.setdefault(documents[i].group, []).append(i)
+    if clients > len(groups):
+        want = f"at most {len(groups)} clients: a folder each"
+        way_out = f"{CLIENTS}={len(groups)}, or lm.data.partition=documents"
+        raise ConfigError(CLIENTS, clients, want, way_out)
+    sized = [(part, sum(documents[i].bytes for i in part)) for part in groups.values()]
+    return _balanced(sorted(sized, key=lambda pair: -pair[1]), clients)  # stable
+
+
+def _balanced(pieces: Sequence[tuple[list[int], int]], clients: int) -> list[list[int]]:
+    """Each piece of so many bytes, in this order, to the client that has least.
+
+    Of clients with equally many bytes, the first: so no client is left without a piece.
+    """
+    parts: list[list[int]] = [[] for _ in range(clients)]
+    load = [(0, client) for client in range(clients)]  # a heap
+    for piece, size in pieces:
+        held, client = heapq.heappop(load)
+        parts[client] += piece
+        heapq.heappush(load, (held + size, client))
+    return [sorted(part) for part in parts]
+
+
+def _draws(run_seed: int, purpose: str) -> np.random.Generator:
+    return np.random.default_rng(seed(run_seed, EVERYONE, 0, purpose))

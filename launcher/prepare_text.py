@@ -1,0 +1,106 @@
+"""Text -> documents -> token shards, once. A run makes them by itself, of a user's text too."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from data_shards.tars import sha256_of
+from data_shards.text import corpus, stdlib, tokenizers
+from data_shards.text.manifest import TokenManifest
+from data_shards.text.write import write
+from data_shards.write import Tick
+from fedcore.config import RunConfig
+from fedcore.config_lm import LMConfig
+from launcher.once import once
+
+
+def lm_of(config: RunConfig) -> LMConfig:
+    """The section of a language-model run."""
+    assert config.lm is not None
+    return config.lm
+
+
+def settings(config: RunConfig) -> dict[str, Any]:
+    """All that the shards depend on; the text and a vocabulary count by their content."""
+    lm = lm_of(config)
+    chosen: dict[str, Any] = {
+        "content": _content(lm.data.text),
+        "tokenizer": lm.data.tokenizer,
+        "held_out": lm.data.held_out,
+        "limit": lm.data.limit,
+        "seed": config.seed,
+    }
+    if lm.data.tokenizer == "bpe":
+        chosen["vocab_size"] = lm.data.vocab_size
+    if lm.data.vocabulary is not None:
+        files = tokenizers.vocabulary_files(lm.data.vocabulary)
+        chosen["vocabulary"] = [sha256_of(file) for file in files]
+    if lm.federated is not None:
+        chosen |= {"clients": lm.federated.clients, "partition": lm.data.partition}
+    return chosen
+
+
+@functools.lru_cache(maxsize=8)
+def _content(text: Path | None) -> str:
+    """SHA-256 of the text as it lies on the disk."""
+    if text is not None:
+        return corpus.content(text)
+    return hashlib.sha256(stdlib.version().encode()).hexdigest()
+
+
+def store_dir(config: RunConfig) -> Path:
+    """The folder of this configuration's shards."""
+    data, chosen = lm_of(config).data, settings(config)
+    digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
+    source = "python" if data.text is None else data.text.resolve().stem
+    return config.data.store / f"text-{source}-{data.tokenizer}-{digest}"
+
+
+def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Path:
+    """The folder of token shards, made unless it is there already, as `prepare.make` does it."""
+    folder = store_dir(config)
+    work = functools.partial(_write, config, folder, tick)
+    return once(folder, TokenManifest, settings(config), work, repair=repair)
+
+
+def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
+    lm = lm_of(config)
+    documents = corpus.corpus(lm.data.text, lm.data.limit, config.seed)
+    tick("text")
+    write(folder, documents, lm, config.seed, settings(config), tick)
+
+
+def ensure(config: RunConfig) -> Path:
+    """The shards of a run, made if missing: no choice is left that a user would have to make."""
+    return make(config)
+
+
+def steps(config: RunConfig) -> int:
+    """How many parts `make` tells of: text, tokenizer, clients, held-out text."""
+    federated = lm_of(config).federated
+    return 3 + (federated.clients if federated else 1)
+
+
+def command(config: RunConfig) -> str:
+    """The line that makes exactly these shards, whatever file the configuration came from."""
+    lm = lm_of(config)
+    values: dict[str, Any] = {
+        "seed": config.seed,
+        "data.store": config.data.store,
+        "lm.data.tokenizer": lm.data.tokenizer,
+        "lm.data.vocab_size": lm.data.vocab_size if lm.data.tokenizer == "bpe" else None,
+        "lm.data.vocabulary": lm.data.vocabulary,
+        "lm.data.held_out": lm.data.held_out,
+        "lm.data.limit": lm.data.limit,
+    }
+    if lm.federated is not None:
+        values["lm.federated.clients"] = lm.federated.clients
+        values["lm.data.partition"] = lm.data.partition
+    text = [] if lm.data.text is None else [f"--text {shlex.quote(str(lm.data.text))}"]
+    words = [f"--set {shlex.quote(f'{k}={v}')}" for k, v in values.items() if v is not None]
+    return " ".join(["fedcore shards make lm_small", *text, *words])

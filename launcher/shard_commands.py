@@ -1,0 +1,159 @@
+"""`fedcore shards`: make, verify and show the shards of images and of text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from fedcore.config import RunConfig
+from fedcore.errors import ConfigError, ShardError
+from launcher import cli
+from launcher.command_parts import Overrides, plain
+
+if TYPE_CHECKING:
+    from data_shards.manifest import Manifest, Shard
+    from data_shards.text.manifest import TokenManifest
+
+shards = typer.Typer(help="Shards of data: make, verify, show.", no_args_is_help=True)
+
+Place = Annotated[
+    str, typer.Argument(help="A folder of shards, or the configuration that uses them.")
+]
+Config = Annotated[
+    str | None,
+    typer.Argument(
+        help="A name in launcher/configs, or a YAML file.",
+        show_default="default; with --text lm_small",
+    ),
+]
+Text = Annotated[
+    Path | None, typer.Option(help="Your text: a folder, a text file or JSON lines (.jsonl).")
+]
+
+
+def _sources() -> str:
+    from data_shards.sources import SOURCES
+
+    return "Sources (data.source): " + "; ".join(f"{name}: {s.about}" for name, s in SOURCES)
+
+
+@shards.command(epilog=_sources())
+@plain
+def make(config: Config = None, overrides: Overrides = None, text: Text = None) -> None:
+    """Deal a dataset out to clients, or text as tokens, unless undamaged shards are there.
+
+    Examples: fedcore shards make default --set data.alpha=0.5 --set clients.count=8;
+    fedcore shards make --text notes/ --set lm.data.tokenizer=bpe
+    """
+    chosen = _chosen(config, text, overrides or [])
+    typer.echo(_make_tokens(chosen) if chosen.lm else _make_images(chosen))
+
+
+def _chosen(config: str | None, text: Path | None, overrides: Sequence[str]) -> RunConfig:
+    if text is None:
+        return cli.load_config(config or "default", overrides)
+    name = config or "lm_small"
+    if cli.load_config(name).lm is None:
+        raise ConfigError("--text", name, "a configuration with an lm section", "lm_small")
+    return cli.load_config(name, [f"lm.data.text={json.dumps(str(text))}", *overrides])
+
+
+def _make_images(config: RunConfig) -> Path:
+    from launcher import prepare
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"shards of {config.data.source}", total=config.clients.count + 1)
+        return prepare.make(config, lambda name: bar.advance(task), repair=True)
+
+
+def _make_tokens(config: RunConfig) -> Path:
+    from data_shards.text.manifest import TokenManifest
+    from launcher import prepare_text
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("shards of text", total=prepare_text.steps(config))
+        folder = prepare_text.make(config, lambda name: bar.advance(task), repair=True)
+    for reason, files in TokenManifest.load(folder).skipped.items():
+        typer.echo(f"skipped: {files} {reason} file{'s' * (files > 1)}", err=True)
+    return folder
+
+
+def _folder(place: str, overrides: list[str] | None) -> Path:
+    """The folder itself, or that of a configuration."""
+    from launcher import prepare, prepare_text
+
+    if Path(place).is_dir():
+        return Path(place)
+    config = cli.load_config(place, overrides or [])
+    return prepare_text.store_dir(config) if config.lm else prepare.store_dir(config)
+
+
+@shards.command()
+@plain
+def verify(place: Place = "default", overrides: Overrides = None) -> None:
+    """Hash every shard again and name each that is missing or damaged (exit code 3)."""
+    from data_shards.manifest import WAY_OUT
+    from data_shards.tars import problems
+    from data_shards.text.manifest import load_any
+
+    folder = _folder(place, overrides)
+    manifest = load_any(folder)
+    found = problems(folder, manifest)
+    for problem in found:
+        typer.echo(f"{problem.shard}: {problem.problem}", err=True)
+    files = len(manifest.shards)
+    if found:
+        raise ShardError(str(folder), f"{len(found)} of {files} shards are bad", WAY_OUT)
+    typer.echo(f"{folder}: {files} shards, {_trained_on(manifest)}, all as written")
+
+
+def _trained_on(manifest: Manifest | TokenManifest) -> str:
+    if manifest.kind == "tokens":
+        return f"{sum(part.tokens for part in manifest.clients):,} training tokens"
+    return f"{sum(part.samples for part in manifest.clients)} training samples"
+
+
+@shards.command()
+@plain
+def show(place: Place = "default", overrides: Overrides = None) -> None:
+    """Which client holds how many samples of which class, or documents and tokens."""
+    from data_shards.text.manifest import load_any
+
+    folder = _folder(place, overrides)
+    manifest = load_any(folder)
+    table = _of_tokens(manifest) if manifest.kind == "tokens" else _of_images(manifest)
+    table.title = f"{folder}: {manifest.source}"
+    Console().print(table)
+
+
+def _of_images(manifest: Manifest) -> Table:
+    classes = [str(c) for c in range(manifest.classes)]
+    wide = len(classes) > 20
+    table = Table("client", "samples", "kB", *(["classes held"] if wide else classes))
+    named = [(str(part.client), part) for part in manifest.clients]
+    for name, part in [*named, ("test", manifest.test)]:
+        held = sum(n > 0 for n in part.label_counts)
+        cells = [str(held)] if wide else [str(n) if n else "·" for n in part.label_counts]
+        table.add_row(name, str(part.samples), _kilobytes(part.shards), *cells)
+    return table
+
+
+def _of_tokens(manifest: TokenManifest) -> Table:
+    words = manifest.vocabulary
+    table = Table("part", "documents", "tokens", "bytes of text", "kB of shards")
+    table.caption = f"{words.kind}: {words.size:,} tokens, {manifest.dtype}"
+    for name, part in manifest.parts.items():
+        numbers = [f"{n:,}" for n in (part.documents, part.tokens, part.bytes)]
+        table.add_row(name, *numbers, _kilobytes(part.shards))
+    return table
+
+
+def _kilobytes(files: Sequence[Shard]) -> str:
+    return str(round(sum(file.bytes for file in files) / 1000))
