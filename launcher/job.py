@@ -102,6 +102,7 @@ class Job:
             if here.comm.rank == 0:
                 self.run.write_summary(summary)
         self._show(summary)
+        self.kind.close()
         here.leave(together=True)
 
     def _end_badly(self, error: FedError, alone: bool) -> int:
@@ -109,6 +110,8 @@ class Job:
         if self._rank == 0 or alone:
             print(f"fedcore: {error}", file=sys.stderr, flush=True)
             self._leave_summary(error)
+        if not alone:
+            self.kind.close()
         if self.world and not alone:
             self.world.leave(together=isinstance(error, Stopped))
         return error.exit_code

@@ -14,6 +14,7 @@ from data_shards.text.read import TokenStream
 from fedcore.checkpoint import Checkpoints
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
+from fedcore.lm.engine import Engine
 from fedcore.lm.engines import build_engine
 from fedcore.lm.ledger import Ledger, LMOutcome
 from fedcore.lm.model import TransformerLM
@@ -69,7 +70,8 @@ class LanguageModel:
         self.config, self.lm = config, config.lm
         self.store = Path()
         self.manifest: TokenManifest | None = None
-        self.run: LMRun | None = None
+        self.outcome = LMOutcome()
+        self.engine: Engine | None = None
 
     def prepare(self) -> Path:
         check_names(self.config)
@@ -120,8 +122,8 @@ class LanguageModel:
         checkpoints = Checkpoints(run.checkpoints, comm, config.checkpoint.keep, "step")
         monitor = Monitor(self.lm, group_rates.rates, group_rates.monitored())
         ledger = Ledger(config, comm, data, checkpoints, telemetry, world.stopping, identity)
-        self.run = LMRun(engine, data, group_rates, monitor, ledger)
-        return self.run
+        self.outcome, self.engine = ledger.outcome, engine
+        return LMRun(engine, data, group_rates, monitor, ledger)
 
     def _stream(self, manifest: TokenManifest, client: int) -> TokenStream:
         context, order = self.lm.model.context, self.lm.data.order
@@ -129,8 +131,7 @@ class LanguageModel:
         return TokenStream(self.store, manifest, client, context=context, order=order, seed=seed)
 
     def facts(self) -> dict[str, Any]:
-        outcome = self.run.outcome if self.run else LMOutcome()
-        return {**lm_info(self.config), **outcome.facts()}
+        return {**lm_info(self.config), **self.outcome.facts()}
 
     def show(self, summary: dict[str, Any], path: Path) -> None:
         print(
@@ -143,9 +144,9 @@ class LanguageModel:
         )
 
     def close(self) -> None:
-        if self.run is not None:
-            self.run.engine.close()
-            self.run = None
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
             gc.collect()
 
     def dry_run(self) -> str:

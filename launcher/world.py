@@ -15,7 +15,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import (  # type: ignore[attr-defined]
+    HashStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from fedcore.config import RunConfig
 from fedcore.errors import CollectiveError, ConfigError
@@ -125,6 +130,8 @@ def join(config: RunConfig, on_lost: Callable[[CollectiveError], None]) -> World
     torch.set_num_threads(config.threads)
     device = pick_device(config.device, place)
     if place.size == 1:
+        if config.lm and config.lm.engine != "plain":  # these libraries want a group of one, too
+            _join_group(place, device, HashStore(), config.server.timeout)
         world = World(place, device, LocalComm(device))
     else:
         store = _connect(place, config.server.timeout)

@@ -172,9 +172,24 @@ def adamw(groups: list[Group], config: OptimizerConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The configured optimiser on `parameter_groups(model, config)`."""
+def apart(groups: list[Group]) -> list[Group]:
+    """Every decayed parameter as a group of its own, under the same name: each has its own lam."""
+    single = [
+        g | {"params": [p], "names": [n]}
+        for g in groups
+        if g["weight_decay"] > 0
+        for p, n in zip(g["params"], g["names"], strict=True)
+    ]
+    return single + [g for g in groups if g["weight_decay"] == 0]
+
+
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, *, one_each: bool = False
+) -> torch.optim.Optimizer:
+    """The configured optimiser on `parameter_groups(model, config)`, or on these taken apart."""
     groups = parameter_groups(model, config)
+    if one_each:
+        groups = apart(groups)
     match config.name:
         case "adamw":
             return adamw(groups, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from fedcore.batch import TokenData
 from fedcore.checkpoint import Checkpoint
@@ -149,7 +150,7 @@ class LMRun:
         self.ledger.telemetry.write([LMResumeEvent(self.outcome.steps, folder)])
 
 
-NOTHING_MEASURED = {
+NOTHING_MEASURED: dict[str, Any] = {
     "weight_rms": {},
     "weight_rms_predicted": {},
     "update_ratio": {},
