@@ -1,0 +1,79 @@
+"""Do all engines and numbers of ranks give the same curve, and go on with each other's states?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.procs.lm_engines import BF16, ENGINES, STEPS, STOP, TAKEN_ON, VARIANTS
+from tests.procs.runs import ROOT
+
+pytestmark = pytest.mark.procs
+SCRIPT = str(Path(__file__).with_name("lm_engines.py"))
+RANKS = (1, 2)
+CASES = [(n, r) for r in RANKS for n in ENGINES] + [(n, 2) for n in VARIANTS]
+SAME = 1e-4  # relative: fp32 sums in another order
+ALIKE = 0.02  # relative: bf16
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    """What the script found, by number of ranks."""
+    folder = tmp_path_factory.mktemp("engines")
+    return {ranks: _run(ranks, folder) for ranks in RANKS}
+
+
+def _run(ranks: int, folder: Path) -> dict[str, Any]:
+    agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    words = [SCRIPT, str(folder / "store"), str(folder / str(ranks))]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *agent, *words], capture_output=True, text=True, env=env, timeout=300
+    )
+    lines = [x for x in done.stdout.splitlines() if x.startswith("FOUND ")]
+    assert lines, (done.stdout + done.stderr)[-3000:]
+    assert len(done.stdout.splitlines()) == len(lines), "a library writes to standard output"
+    return json.loads(lines[0].removeprefix("FOUND "))
+
+
+def curve(case: dict[str, Any], name: str, first: int = 1) -> list[float]:
+    return [case[name][str(step)] for step in range(first, STEPS + 1)]
+
+
+@pytest.mark.parametrize(("name", "ranks"), CASES)
+def test_fifty_steps_are_the_same(name: str, ranks: int, found: dict[int, Any]) -> None:
+    reference, case = found[1]["plain"], found[ranks][name]
+    for what in ("loss", "norm"):
+        assert curve(case, what) == pytest.approx(curve(reference, what), rel=SAME), what
+    assert case["held_out"] == pytest.approx(reference["held_out"], rel=SAME)
+    assert curve(reference, "loss")[-1] < 0.8 * curve(reference, "loss")[0], "it learns nothing"
+
+
+@pytest.mark.parametrize(("name", "ranks"), CASES)
+def test_measured_weights_are_the_same(name: str, ranks: int, found: dict[int, Any]) -> None:
+    """Weights and the last step's change of them, whole or in shards."""
+    reference, case = found[1]["plain"]["rms"], found[ranks][name]["rms"]
+    assert case.keys() == reference.keys()
+    assert len(reference) == STEPS // 10
+    for step, values in reference.items():
+        assert case[step] == pytest.approx(values, rel=1e-3), step
+
+
+@pytest.mark.parametrize("name", [f"{one} to {other}" for one, other in TAKEN_ON])
+def test_any_engine_goes_on_with_a_state(name: str, found: dict[int, Any]) -> None:
+    reference, case = found[1]["plain"], found[2][name]
+    after = STOP + 1
+    assert curve(case, "loss", after) == pytest.approx(curve(reference, "loss", after), rel=SAME)
+
+
+@pytest.mark.parametrize("name", BF16)
+def test_bf16_stays_near(name: str, found: dict[int, Any]) -> None:
+    reference, case = found[1]["plain"], found[2][f"{name} bf16"]
+    assert curve(case, "loss") == pytest.approx(curve(reference, "loss"), rel=ALIKE)
+    assert curve(case, "loss") != curve(reference, "loss"), "that was not bf16"
