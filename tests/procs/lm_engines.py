@@ -128,7 +128,9 @@ def main() -> None:
         second.go()
         found[f"{one} to {other}"] = second.found()
     for name in BF16 if here.comm.size > 1 else ():
-        case = Case(config_of(store, ENGINES[name], "bf16"), here, Path(checkpoints) / f"{name} bf16")
+        case = Case(
+            config_of(store, ENGINES[name], "bf16"), here, Path(checkpoints) / f"{name} bf16"
+        )
         case.go()
         found[f"{name} bf16"] = case.found()
     if here.comm.rank == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fedcore.telemetry.events import ClientEvent, RoundEvent
+from fedcore.telemetry.events import ClientEvent, LMEvalEvent, LMStepEvent, RoundEvent
 
 
 def client_event(client: int, round: int = 0, **changes: float) -> ClientEvent:
@@ -41,6 +41,30 @@ def round_event(round: int = 0, rounds: int = 10, **changes: object) -> RoundEve
         "bytes_communicated": 4096,
     }
     return RoundEvent(round=round, rounds=rounds, **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def step_event(step: int = 100, steps: int = 400, **changes: object) -> LMStepEvent:
+    """Steps of a language model whose weights are 1.25 times as large as predicted."""
+    fields: dict[str, object] = {
+        "loss": 2.5,
+        "learning_rate": 1e-3,
+        "weight_decay": 0.1,
+        "gradient_norm": 0.8,
+        "tokens": step * 1024,
+        "tokens_per_second": 5000.0,
+        "weight_rms": {"decay": 0.05, "no_decay": 1.0},
+        "weight_rms_predicted": {"decay": 0.04, "no_decay": 0.0},
+        "update_ratio": {"decay": 0.003},
+        "layer_rms": {"layers.0.attn.q_proj.weight": 0.05},
+        "memory_steps": {"T1": 10.0, "T2": 20.0, "T3": 10_000.0},
+        "initialisation_left": 0.99,
+    }
+    return LMStepEvent(step=step, steps=steps, **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def eval_event(step: int = 100) -> LMEvalEvent:
+    """Held-out text at a perplexity of 12.2."""
+    return LMEvalEvent(step, loss=2.5, perplexity=12.18, bits_per_byte=3.607, tokens=4096)
 
 
 def whole_run(clients: int = 8, rounds: int = 30) -> list[ClientEvent | RoundEvent]:

@@ -18,7 +18,7 @@ from fedcore.config import MetricsConfig
 from fedcore.errors import ConfigError
 from fedcore.telemetry.catalogue import CATALOGUE
 from fedcore.telemetry.prometheus import QUANTILES, PrometheusSink
-from tests.unit.telemetry.made_up import client_event, round_event
+from tests.unit.telemetry.made_up import client_event, eval_event, round_event, step_event
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,9 @@ def value(samples: list[Sample], name: str, **labels: str) -> float:
 def fill(sink: PrometheusSink, clients: int = 4) -> list[Sample]:
     """All that can be set, set; and scraped."""
     sink.write([*(client_event(k) for k in range(clients)), round_event(2)])
+    sink.write([step_event(), eval_event()])
     sink.samples(64)
+    sink.tokens(2048)
     sink.traffic("gather", 1000, 0.02)
     sink.phase("train", 1.5)
     sink.checkpointed()
@@ -177,3 +179,17 @@ def test_close_frees_the_port() -> None:
 def test_address_of_another_machine_is_a_config_error(bind: str) -> None:
     with pytest.raises(ConfigError, match=r"metrics\.bind"), serving(bind=bind):
         pass
+
+
+def test_a_language_model_arrives_under_its_labels() -> None:
+    with serving() as sink:
+        sink.tokens(2048)
+        sink.write([step_event(step=100, steps=400), eval_event()])
+        found = {(s.name, *s.labels.values()): s.value for s in scrape(sink)}
+    assert found["fedcore_lm_tokens_total",] == 2048
+    assert found["fedcore_progress_ratio",] == 0.25
+    assert found["fedcore_lm_loss", "train"] == found["fedcore_lm_loss", "held_out"] == 2.5
+    assert found["fedcore_lm_weight_rms", "no_decay"] == 1.0
+    assert found["fedcore_lm_weight_rms_ratio", "decay"] == pytest.approx(1.25)
+    assert ("fedcore_lm_weight_rms_ratio", "no_decay") not in found, "nothing is predicted of it"
+    assert found["fedcore_lm_memory_steps", "T3"] == 10_000
