@@ -22,7 +22,7 @@ from data_shards.text.write import write
 from fedcore.config import RunConfig
 from fedcore.config_lm import LMConfig
 from fedcore.errors import ConfigError, ShardError
-from launcher import prepare_text
+from launcher import cli, prepare_text
 from launcher.commands import app
 from tests.unit.data_shards.text_tokenizers_test import gpt2
 
@@ -95,6 +95,14 @@ def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path: Path) -> None:
     held = read_tokens(tmp_path / "s", manifest.held_out, "uint32").tolist()
     rest = read_tokens(tmp_path / "s", manifest.clients[0], "uint32").tolist()
     assert sorted([held, rest]) == [[19, 27, 70_000], [27, 26, 19, 27, 70_000]]
+
+
+def test_a_vocabulary_is_not_trained_on_held_out_text(tmp_path: Path) -> None:
+    documents = [Document("a", ".", "qzqz " * 50), Document("b", ".", "abab " * 50)]
+    lm = LMConfig.model_validate({"data": {"tokenizer": "bpe", "vocab_size": 300}})
+    manifest = write(tmp_path / "s", Corpus("by hand", documents, {}), lm, 0, SETTINGS)
+    assert manifest.held_out.tokens == 1 + manifest.held_out.bytes  # no pair of it was merged
+    assert manifest.clients[0].tokens < manifest.clients[0].bytes / 2
 
 
 @pytest.mark.parametrize("name", ["client_00001/00000.tar", "held_out/00000.tar", "tokenizer.json"])
@@ -238,6 +246,25 @@ def test_a_run_makes_shards_of_its_text_itself_and_again_when_it_changed(
     prepare_text._content.cache_clear()  # as in another process
     (own / "d0.txt").write_text("Document 0 ")
     assert prepare_text.ensure(chosen) != folder
+
+
+@pytest.mark.parametrize(
+    ("word", "other"),
+    [
+        ("seed=1", True),
+        ("lm.data.limit=1000", True),
+        ("lm.data.held_out=0.1", True),
+        ("lm.data.tokenizer=bpe", True),
+        ("lm.federated.clients=8", True),
+        ("lm.data.order=ordered", False),
+        ("lm.data.vocab_size=300", False),  # bytes have no use for it
+        ("lm.data.partition=folders", False),  # nor one client for that
+        ("lm.model.context=8", False),
+    ],
+)
+def test_shards_are_named_by_what_they_depend_on(word: str, other: bool) -> None:
+    usual = prepare_text.store_dir(cli.load_config("lm_small"))
+    assert (prepare_text.store_dir(cli.load_config("lm_small", [word])) != usual) == other
 
 
 def test_the_command_makes_what_the_run_wants(own: Path, tmp_path: Path) -> None:
