@@ -16,6 +16,7 @@ from data_shards.text.write import write
 from data_shards.write import Tick
 from fedcore.config import RunConfig
 from fedcore.config_lm import LMConfig
+from fedcore.errors import ConfigError
 from launcher.once import once
 
 
@@ -54,11 +55,15 @@ def _content(text: Path | None) -> str:
 
 
 def store_dir(config: RunConfig) -> Path:
-    """The folder of this configuration's shards."""
-    data, chosen = lm_of(config).data, settings(config)
+    """The folder of this configuration's shards; never inside the text, which it would change."""
+    data, store = lm_of(config).data, config.data.store
+    if data.text is not None and store.resolve().is_relative_to(data.text.resolve()):
+        want = f"a folder outside the text in {data.text}"
+        raise ConfigError("data.store", str(store), want, "--set data.store=/another/folder")
+    chosen = settings(config)
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     source = "python" if data.text is None else data.text.resolve().stem
-    return config.data.store / f"text-{source}-{data.tokenizer}-{digest}"
+    return store / f"text-{source}-{data.tokenizer}-{digest}"
 
 
 def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Path:

@@ -87,7 +87,7 @@ def limited(documents: Sequence[Document], limit: int, run_seed: int) -> list[Do
 
 def files(root: Path, skipped: Counter[str] | None = None) -> Iterator[Path]:
     """Regular files below a folder, in no order; not hidden ones, and no links: they lead out."""
-    for folder, below, names in os.walk(root):
+    for folder, below, names in os.walk(root, onerror=_refuse):
         here = Path(folder)
         links = [n for n in (*below, *names) if (here / n).is_symlink()]
         if skipped is not None and links:
@@ -96,6 +96,10 @@ def files(root: Path, skipped: Counter[str] | None = None) -> Iterator[Path]:
         for name in (n for n in names if n not in links and n[0] != "."):
             if (here / name).is_file():  # no pipe, no socket
                 yield here / name
+
+
+def _refuse(error: OSError) -> None:
+    raise _unreadable(Path(error.filename), error) from None
 
 
 def content(text: Path) -> str:
@@ -117,8 +121,12 @@ def _bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        way_out = f"making it readable, or another {KEY}"
-        raise ShardError(str(file), error.strerror or str(error), way_out) from None
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(place: Path, error: OSError) -> ShardError:
+    way_out = f"making it readable, or another {KEY}"
+    return ShardError(str(place), error.strerror or str(error), way_out)
 
 
 def _text(file: Path, raw: bytes) -> str:

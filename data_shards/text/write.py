@@ -59,21 +59,24 @@ def write(
         manifest = TokenManifest(
             source=corpus.source,
             skipped=corpus.skipped,
-            vocabulary=Vocabulary(
-                kind=lm.data.tokenizer,
-                size=words.vocab_size,
-                end=words.end,
-                file=described(work, FILE, 0),
-            ),
+            vocabulary=_vocabulary(work, words, lm),
             dtype=dtype_of(words.vocab_size),
             settings=settings,
-            clients=tuple(
-                TokenClient(client=k, **part.model_dump()) for k, part in enumerate(parts[:-1])
-            ),
+            clients=tuple(_clients(parts[:-1])),
             held_out=parts[-1],
         )
         write_manifest(work, manifest)
     return manifest
+
+
+def _vocabulary(work: Path, words: Tokenizer, lm: LMConfig) -> Vocabulary:
+    file = described(work, FILE, 0)
+    return Vocabulary(kind=lm.data.tokenizer, size=words.vocab_size, end=words.end, file=file)
+
+
+def _clients(parts: Sequence[TokenPart]) -> Iterator[TokenClient]:
+    for client, part in enumerate(parts):
+        yield TokenClient(client=client, **part.model_dump())
 
 
 def _named(clients: Sequence[list[int]]) -> list[tuple[str, list[int]]]:
