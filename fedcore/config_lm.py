@@ -36,7 +36,7 @@ class LMModelConfig(Section):
     tied: bool = False
     """The output matrix is the token embedding."""
     bias: bool = False
-    """Biases in all linear layers and in LayerNorm."""
+    """Biases in all linear layers but the output, and in LayerNorm."""
 
     @model_validator(mode="after")
     def _divides(self) -> LMModelConfig:

@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from launcher import cli
-from launcher.command_parts import Overrides, plain
+from launcher.lm_commands import lm
+from launcher.plain import Overrides, plain
 from launcher.shard_commands import shards
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.add_typer(shards, name="shards")
 study = typer.Typer(help="Runs and a report on one question.", no_args_is_help=True)
 app.add_typer(study, name="study")
+app.add_typer(lm, name="lm")
 
 
 @app.command()

@@ -15,7 +15,7 @@ from rich.table import Table
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, ShardError
 from launcher import cli
-from launcher.command_parts import Overrides, plain
+from launcher.plain import Overrides, plain
 
 if TYPE_CHECKING:
     from data_shards.manifest import Manifest, Shard

@@ -40,7 +40,7 @@ DOORS = {
     "torch.distributed": {"fedcore.server.comm", "launcher.world", "launcher.doctor"},
     "webdataset": {"data_shards.tars"},
     "prometheus_client": {"fedcore.telemetry.prometheus"},
-    "safetensors": {"fedcore.checkpoint"},
+    "safetensors": {"fedcore.checkpoint", "fedcore.lm.export"},
     "pickle": {"data_shards.unpickle"},
     "PIL": {"data_shards.sources.tiny_imagenet"},
     "deepspeed": {"fedcore.lm.engine_deepspeed"},

@@ -1,4 +1,4 @@
-"""What the commands of `fedcore` share: their errors and their usual arguments."""
+"""What the commands share: their usual arguments, and a user's mistake told in one line."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="a.b=value", help="Override a key (repeatable)."),
 ]
+Config = Annotated[str, typer.Argument(help="A name in launcher/configs, or a YAML file.")]
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def plain(command: Callable[P, None]) -> Callable[P, None]:
-    """The command with `plain_errors`."""
+    """The command under `plain_errors`."""
 
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
