@@ -1,8 +1,7 @@
 """The functions of a language model, over any batch dimensions.
 
-Where torch has the same function in one kernel, that is the body: on one CPU core cross-entropy
-takes half the time of the log-sum-exp written out and SiLU two thirds, and the GPU saves the
-passes over memory. tests/unit/lm/ops_test.py holds each against its formula.
+Where torch has the same function, that is the body: on a CPU it is as quick as the formula written
+out, or quicker (`bench/lm_ops.py`). tests/unit/lm/ops_test.py holds each against its formula.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ def turns(theta: float, length: int, width: int) -> Tensor:
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
     """x [..., T, H, D] with each pair (x_2i, x_2i+1) turned by its angle; turns [T, D/2, 2].
 
-    In the precision of `turns`. One complex product: a quarter of the time of the real form, which
-    is for torch.compile, whose code generator knows no complex numbers.
+    In the precision of `turns`. One complex product: eagerly it is quickest (`bench/lm_ops.py`).
+    torch.compile gets the real form, for its code generator knows no complex numbers.
     """
     pairs = x.to(turns.dtype).reshape(*x.shape[:-1], -1, 2)
     if torch.compiler.is_compiling():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.config_lm import OptimizerConfig
-from fedcore.lm.model import RMSNorm
+from fedcore.lm.layers import RMSNorm
 
 Kind = Literal["matrix", "embedding", "norm", "bias"]
 Group = dict[str, Any]
