@@ -68,6 +68,8 @@ class LMDataConfig(Section):
     """A tokenizer.json, or a folder with GPT-2's vocab.json and merges.txt."""
     held_out: Annotated[float, Field(gt=0, le=0.5)] = 0.05
     """Share of the documents that is never trained on."""
+    seed: int = 0
+    """Seed of which documents are held out, and who gets which: the same for all run seeds."""
     limit: Positive | None = None
     """Bytes of text taken at most, from a seeded choice of documents; null = all."""
     order: Literal["shuffled", "random", "ordered"] = "shuffled"

@@ -9,7 +9,8 @@ from fedcore.errors import ConfigError
 from launcher import cli, lm_model_commands
 
 lm = typer.Typer(help="Language models: what a configuration means.", no_args_is_help=True)
-lm.command()(lm_model_commands.params)
+for command in (lm_model_commands.params, lm_model_commands.sample, lm_model_commands.export):
+    lm.command()(command)
 
 
 def lm_config(name: str, overrides: list[str]) -> LMConfig:

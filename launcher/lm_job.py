@@ -28,6 +28,7 @@ from fedcore.server.comm import together
 from fedcore.telemetry.telemetry import Telemetry
 from launcher import prepare_text
 from launcher.entry import Identity
+from launcher.lm_stored import keep_vocabulary
 from launcher.reporting import lm_info, lm_telemetry
 from launcher.rundir import RunDir
 from launcher.world import World
@@ -111,6 +112,8 @@ class LanguageModel:
         comm, manifest, config = world.comm, self._opened, self.config
         with together(comm):
             check_batch(config, comm.size)
+            if comm.rank == 0:
+                keep_vocabulary(self.store, manifest.vocabulary.file.file, run)
             data = self._stream(manifest, 0)
             model = build_model(config, manifest.vocab_size).to(
                 world.device, DTYPES[config.precision]

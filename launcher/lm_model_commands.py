@@ -1,8 +1,9 @@
-"""`fedcore lm params`, and what `sample` and `export` do once a model is there."""
+"""`fedcore lm params`, `sample` and `export`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
@@ -128,3 +129,62 @@ def continued(
     )
     new: list[int] = out[0, len(ids) :].tolist()
     return vocabulary.decode([*ids, *new]) if prompt else vocabulary.decode(new)
+
+
+Stored = Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory.")]
+
+
+@plain
+def sample(
+    checkpoint: Stored,
+    prompt: Annotated[str, typer.Option(help="What the text begins with.")] = "",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 200,
+    temperature: Annotated[float, typer.Option(help="0 = always the likeliest token.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Of the k likeliest only.")] = None,
+    top_p: Annotated[float, typer.Option(help="Of the likeliest with this share only.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
+) -> None:
+    """Continue a prompt with a trained model.
+
+    Example: fedcore lm sample runs/lm_small-s0-0123abcd --prompt "def " --tokens 100
+    """
+    from launcher.lm_stored import load_stored, load_vocabulary
+
+    stored = load_stored(checkpoint)
+    text = continued(
+        stored.model,
+        load_vocabulary(stored),
+        prompt,
+        tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+    typer.echo(text)
+
+
+@plain
+def export(
+    checkpoint: Stored,
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    form: Annotated[
+        str, typer.Option("--format", help="llama or gpt2 (for transformers), or safetensors.")
+    ] = "llama",
+) -> None:
+    """Write a trained model for other programs: config.json, model.safetensors, tokenizer.json.
+
+    Example: fedcore lm export runs/lm_small-s0-0123abcd exported --format llama
+    """
+    import shutil
+
+    from fedcore.lm.export import export_model, format_of
+    from launcher.lm_stored import load_stored
+    from launcher.rundir import storage
+
+    stored = load_stored(checkpoint)
+    file = export_model(stored.model, out, format_of(form))
+    if stored.vocabulary.is_file():
+        with storage(out):
+            shutil.copyfile(stored.vocabulary, out / stored.vocabulary.name)
+    typer.echo(file)

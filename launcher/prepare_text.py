@@ -34,7 +34,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
         "tokenizer": lm.data.tokenizer,
         "held_out": lm.data.held_out,
         "limit": lm.data.limit,
-        "seed": config.seed,
+        "seed": lm.data.seed,
     }
     if lm.data.tokenizer == "bpe":
         chosen["vocab_size"] = lm.data.vocab_size
@@ -75,9 +75,9 @@ def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = Fa
 
 def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
     lm = lm_of(config)
-    documents = corpus.corpus(lm.data.text, lm.data.limit, config.seed)
+    documents = corpus.corpus(lm.data.text, lm.data.limit, lm.data.seed)
     tick("text")
-    write(folder, documents, lm, config.seed, settings(config), tick)
+    write(folder, documents, lm, settings(config), tick)
 
 
 def ensure(config: RunConfig) -> Path:
@@ -95,7 +95,7 @@ def command(config: RunConfig) -> str:
     """The line that makes exactly these shards, whatever file the configuration came from."""
     lm = lm_of(config)
     values: dict[str, Any] = {
-        "seed": config.seed,
+        "lm.data.seed": lm.data.seed,
         "data.store": config.data.store,
         "lm.data.tokenizer": lm.data.tokenizer,
         "lm.data.vocab_size": lm.data.vocab_size if lm.data.tokenizer == "bpe" else None,

@@ -46,7 +46,7 @@ class Corpus(NamedTuple):
     skipped: dict[str, int]  # reason -> files, e.g. {"binary": 3}
 
 
-def corpus(text: Path | None, limit: int | None = None, run_seed: int = 0) -> Corpus:
+def corpus(text: Path | None, limit: int | None = None, data_seed: int = 0) -> Corpus:
     """The documents of `text` (null = bundled), at most `limit` bytes of them, chosen by seed.
 
     Raises `ShardError`, naming the file, for what cannot be read or has fewer than two documents.
@@ -59,7 +59,7 @@ def corpus(text: Path | None, limit: int | None = None, run_seed: int = 0) -> Co
     else:
         found, source = _of_file(text), "file"
     if limit is not None:
-        found = limited(found, limit, run_seed)
+        found = limited(found, limit, data_seed)
     if len(found) < 2:
         raise _too_few(text, len(found), skipped, limit)
     return Corpus(source, found, dict(sorted(skipped.items())))
@@ -74,9 +74,9 @@ def _too_few(text: Path | None, found: int, skipped: Counter[str], limit: int | 
     return ShardError(str(text or "the standard library"), problem, way_out)
 
 
-def limited(documents: Sequence[Document], limit: int, run_seed: int) -> list[Document]:
+def limited(documents: Sequence[Document], limit: int, data_seed: int) -> list[Document]:
     """A random choice of documents in their order: each drawn one that still fits into `limit`."""
-    draws = np.random.default_rng(seed(run_seed, EVERYONE, 0, "corpus limit"))
+    draws = np.random.default_rng(seed(data_seed, EVERYONE, 0, "corpus limit"))
     chosen, room = [], limit
     for i in draws.permutation(len(documents)).tolist():
         if documents[i].bytes <= room:

@@ -15,32 +15,32 @@ from fedcore.seeds import EVERYONE, seed
 CLIENTS = "lm.federated.clients"
 
 
-def held_out(documents: int, share: float, run_seed: int) -> tuple[list[int], list[int]]:
+def held_out(documents: int, share: float, data_seed: int) -> tuple[list[int], list[int]]:
     """(trained, held out) indices, each sorted: a random share, at least one document each."""
-    order = _draws(run_seed, "held-out documents").permutation(documents).tolist()
+    order = _draws(data_seed, "held-out documents").permutation(documents).tolist()
     held = min(documents - 1, max(1, round(share * documents)))
     return sorted(order[held:]), sorted(order[:held])
 
 
 def deal(
-    documents: Sequence[Document], trained: Sequence[int], lm: LMConfig, run_seed: int
+    documents: Sequence[Document], trained: Sequence[int], lm: LMConfig, data_seed: int
 ) -> list[list[int]]:
     """The trained indices of each client, sorted; one client unless the run is federated."""
     if lm.federated is None:
         return [list(trained)]
     if lm.data.partition == "folders":
         return by_folder(documents, trained, lm.federated.clients)
-    return by_document(documents, trained, lm.federated.clients, run_seed)
+    return by_document(documents, trained, lm.federated.clients, data_seed)
 
 
 def by_document(
-    documents: Sequence[Document], trained: Sequence[int], clients: int, run_seed: int
+    documents: Sequence[Document], trained: Sequence[int], clients: int, data_seed: int
 ) -> list[list[int]]:
     """Shuffled documents, each to the client with the fewest bytes so far: IID, equally long."""
     if clients > len(trained):
         want = f"at most {len(trained)} clients: a document each"
         raise ConfigError(CLIENTS, clients, want, f"{CLIENTS}={len(trained)}, or more text")
-    order = _draws(run_seed, "deal documents").permutation(np.array(trained)).tolist()
+    order = _draws(data_seed, "deal documents").permutation(np.array(trained)).tolist()
     return _balanced([([i], documents[i].bytes) for i in order], clients)
 
 
@@ -73,5 +73,5 @@ def _balanced(pieces: Sequence[tuple[list[int], int]], clients: int) -> list[lis
     return [sorted(part) for part in parts]
 
 
-def _draws(run_seed: int, purpose: str) -> np.random.Generator:
-    return np.random.default_rng(seed(run_seed, EVERYONE, 0, purpose))
+def _draws(data_seed: int, purpose: str) -> np.random.Generator:
+    return np.random.default_rng(seed(data_seed, EVERYONE, 0, purpose))

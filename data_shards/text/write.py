@@ -36,7 +36,6 @@ def write(
     folder: Path,
     corpus: Corpus,
     lm: LMConfig,
-    run_seed: int,
     settings: dict[str, Any],
     tick: Tick = lambda name: None,
 ) -> TokenManifest:
@@ -46,8 +45,8 @@ def write(
     the name of each part that is done. Raises `StorageError` when the disk is full.
     """
     documents = corpus.documents
-    trained, held = held_out(len(documents), lm.data.held_out, run_seed)
-    clients = deal(documents, trained, lm, run_seed)
+    trained, held = held_out(len(documents), lm.data.held_out, lm.data.seed)
+    clients = deal(documents, trained, lm, lm.data.seed)
     words = tokenizer(lm.data, (documents[i].text for i in trained))
     tick("tokenizer")
     with complete_or_absent(folder) as work:

@@ -93,7 +93,8 @@ class PlainEngine:
         self._ddp: DistributedDataParallel | None = None
         if ranks > 1:
             own = [device] if device.type == "cuda" else None
-            self._ddp = DistributedDataParallel(called, device_ids=own)
+            # the rotary table is a buffer, and the same everywhere
+            self._ddp = DistributedDataParallel(called, device_ids=own, broadcast_buffers=False)
         self._called: Any = self._ddp or called
 
     @property

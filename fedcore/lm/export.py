@@ -16,6 +16,7 @@ from fedcore.config_lm import LMModelConfig
 from fedcore.errors import ConfigError, StorageError
 from fedcore.lm.model import TransformerLM
 from fedcore.lm.ops import NORM_EPS
+from fedcore.registry import nearest
 
 Format = Literal["llama", "gpt2", "safetensors"]
 Tensors = dict[str, Tensor]
@@ -166,6 +167,14 @@ CONFIGS: dict[Format, Callable[[LMModelConfig, int], dict[str, Any]]] = {
     "llama": llama_config,
     "gpt2": gpt2_config,
 }
+
+
+def format_of(word: str) -> Format:
+    """The format of that name; `ConfigError` with the nearest one."""
+    for form in WRITERS:
+        if form == word:
+            return form
+    raise ConfigError("--format", word, "a known format", nearest(word, list(WRITERS)))
 
 
 def export_model(model: TransformerLM, out: Path, form: Format) -> Path:
