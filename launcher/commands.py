@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import Annotated
 
 import typer
 import yaml
@@ -18,8 +15,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from fedcore.config import RunConfig
-from fedcore.errors import FedError, ShardError
+from fedcore.errors import ShardError
 from launcher import cli
+from launcher.lm_commands import lm
+from launcher.plain import Config, Overrides, plain
 
 app = typer.Typer(
     name="fedcore",
@@ -31,35 +30,11 @@ shards = typer.Typer(help="Shards of client data: make, verify, show.", no_args_
 app.add_typer(shards, name="shards")
 study = typer.Typer(help="Runs and a report on one question.", no_args_is_help=True)
 app.add_typer(study, name="study")
+app.add_typer(lm, name="lm")
 
-P = ParamSpec("P")
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="a.b=value", help="Override a key (repeatable)."),
-]
-Config = Annotated[str, typer.Argument(help="A name in launcher/configs, or a YAML file.")]
 Place = Annotated[
     str, typer.Argument(help="A folder of shards, or the configuration that uses them.")
 ]
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """A user's mistake ends in one line and its exit code."""
-    try:
-        yield
-    except FedError as error:
-        typer.echo(f"fedcore: {error}", err=True)
-        raise typer.Exit(error.exit_code) from None
-
-
-def _plain(command: Callable[P, None]) -> Callable[P, None]:
-    @wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        with plain_errors():
-            command(*args, **kwargs)
-
-    return wrapped
 
 
 def _folder(place: str, overrides: list[str] | None) -> Path:
@@ -78,7 +53,7 @@ def _sources() -> str:
 
 
 @shards.command(epilog=_sources())
-@_plain
+@plain
 def make(config: Config = "default", overrides: Overrides = None) -> None:
     """Deal a dataset out to clients and write the shards, unless they are there and undamaged.
 
@@ -94,7 +69,7 @@ def make(config: Config = "default", overrides: Overrides = None) -> None:
 
 
 @shards.command()
-@_plain
+@plain
 def verify(place: Place = "default", overrides: Overrides = None) -> None:
     """Hash every shard again and name each that is missing or damaged (exit code 3)."""
     from data_shards.manifest import WAY_OUT, Manifest
@@ -113,7 +88,7 @@ def verify(place: Place = "default", overrides: Overrides = None) -> None:
 
 
 @shards.command()
-@_plain
+@plain
 def show(place: Place = "default", overrides: Overrides = None) -> None:
     """Which client holds how many samples of which class."""
     from data_shards.manifest import Manifest
@@ -134,7 +109,7 @@ def show(place: Place = "default", overrides: Overrides = None) -> None:
 
 
 @app.command()
-@_plain
+@plain
 def algorithms(
     name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None,
 ) -> None:
@@ -167,7 +142,7 @@ def _explain(name: str) -> None:
 
 
 @app.command()
-@_plain
+@plain
 def doctor() -> None:
     """Check what this machine has for fedcore; exit code 1 if something needed is missing."""
     from launcher.doctor import checks
@@ -183,7 +158,7 @@ def doctor() -> None:
 
 
 @app.command()
-@_plain
+@plain
 def plot(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     out: Annotated[Path | None, typer.Option(help="Default: RUN/lambda.png.")] = None,
@@ -195,7 +170,7 @@ def plot(
 
 
 @app.command()
-@_plain
+@plain
 def compare(
     configs: Annotated[list[str], typer.Argument(help="Names in launcher/configs, or YAML files.")],
     algorithm: Annotated[list[str] | None, typer.Option(help="A row (repeatable).")] = None,
@@ -232,7 +207,7 @@ def compare(
 
 
 @study.command("lambda")
-@_plain
+@plain
 def study_lambda(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each version.")] = 3,
     overrides: Overrides = None,
