@@ -124,7 +124,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.3g} times" if math.isfinite(ratio) else "more than 1e300 times"
+    return f"{ratio:.3g} times" if math.isfinite(ratio) else "infinitely many times"
 
 
 def _spread(steps: int, points: int) -> np.ndarray[Any, np.dtype[np.int64]]:
