@@ -124,7 +124,8 @@ def test_the_diagnostics_have_the_published_values(
 # -- the size of the weights
 
 
-RMS_LAWS = [  # optimiser, its settings, RMS over sqrt(eta / (2 lam)) at gradients of std 1
+# builder: list of parameters -> optimiser; settings; RMS over sqrt(eta / (2 lam)) at gradient std 1
+RMS_LAWS = [
     (wr.adamw, OptimizerConfig(), 0.989),
     (wr.rmsprop, OptimizerConfig(name="rmsprop"), 0.985),
     (wr.sgdm, OptimizerConfig(name="sgdm"), 1.0),

@@ -18,7 +18,8 @@ from fedcore.lm.scale import RMSController, decay_for, resting_decay
 from fedcore.lm.schedules import rates
 from fedcore.telemetry.events import LMStepEvent
 
-D = 20_000
+MUON = OptimizerConfig(name="muon")
+A, B = (memory.long_run_std(MUON, (64, columns)) or 0.0 for columns in (64, 128))
 
 
 def config(steps: int, eta: float, lam: float, name: str = "constant", **more: Any) -> LMConfig:
@@ -56,6 +57,23 @@ def test_a_group_is_the_root_of_the_mean_square_of_all_its_numbers() -> None:
 
 
 SIZES = {"a": 30, "b": 10, "c": 5}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "group", "std"),
+    [
+        ("adamw", "decay", 1.0),
+        ("sgdm", "decay", None),  # the gradient's, which nobody knows before
+        ("signsgdm", "decay", 3.644),
+        ("muon", "decay", 1.0),  # embeddings are matrices, and AdamW's
+        ("muon", "muon", math.sqrt((64 * 64 * A**2 + 64 * 128 * B**2) / (64 * 192))),
+    ],
+)
+def test_a_group_has_the_c_of_its_shapes(optimizer, group: str, std: float | None) -> None:
+    shapes = {"a": (64, 64), "b": (64, 128)}
+    got = Group.of(group, shapes, OptimizerConfig(name=optimizer), lr=1e-3, weight_decay=0.1)
+    assert got.parameters == ("a", "b")
+    assert got.std == (None if std is None else pytest.approx(std, rel=1e-3))
 
 
 @pytest.mark.parametrize("name", ["constant", "cosine", "ema_constant_wd", "ema_coupled_wd"])
