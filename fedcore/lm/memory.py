@@ -198,11 +198,12 @@ def _muon_std(beta: float, rows: int, columns: int) -> float:
     """c of torch's Muon (Nesterov, factor sqrt(max(1, rows / columns)) on the update).
 
     Its update RMS over that of the momentum it orthogonalises, whose long-run variance is 1, times
-    what making it orthogonal costs: measured, 3% for slim matrices and 16% for square ones.
+    what making it orthogonal costs: measured, 3% for slim matrices and for square ones 18% at 48,
+    15% at 64 and 13% at 100 rows.
     """
     momentum = (1 - beta) * math.sqrt((1 + beta) ** 2 + beta**4 / (1 - beta**2))
     square = min(rows, columns) / max(rows, columns)
-    return (0.97 - 0.13 * square**2) / momentum * MUON_RMS / math.sqrt(columns)
+    return (0.975 - 0.125 * square**2) / momentum * MUON_RMS / math.sqrt(columns)
 
 
 def averaged_std(beta: float) -> float:
@@ -233,10 +234,15 @@ def resting_update_ratio(eta: float, lam: float, std: float, rms: float) -> floa
 
 
 def federated_shrink(
-    local_steps: int, local: tuple[float, float], outer: tuple[float, float]
+    local_steps: int,
+    local: tuple[float, float],
+    outer: tuple[float, float],
+    weight: float = 1.0,
 ) -> float:
     """What a round leaves of the global weights: (1 - eta_l lam_l)^K - eta_g lam_g.
 
-    local, outer: (eta, lam). The clients' changes enter with weight 1; the server pulls once.
+    local, outer: (eta, lam). weight: of the clients' mean change (1 in FedAvg; an outer optimiser
+    without momentum has its lr); the server's pull acts on what the round began with.
     """
-    return float((1 - local[0] * local[1]) ** local_steps - outer[0] * outer[1])
+    change = (1 - local[0] * local[1]) ** local_steps - 1
+    return float(1 + weight * change - outer[0] * outer[1])

@@ -13,8 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.config_lm import LMConfig
-from fedcore.lm.memory import averaged_std, gradient_weights, inverse, kept, moments, per_part
+from fedcore.config_lm import LMConfig, OptimizerConfig
+from fedcore.lm.memory import (
+    averaged_std,
+    gradient_weights,
+    inverse,
+    kept,
+    long_run_std,
+    moments,
+    per_part,
+)
 from fedcore.lm.scale import scaled
 from fedcore.lm.schedules import Rates, main_lr
 
@@ -34,6 +42,28 @@ class Group:
     std: float | None  # c (`memory.long_run_std`); None = sgdm, taken from the measured updates
     lr: float  # peak eta
     weight_decay: float  # peak lam
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        shapes: Mapping[str, Sequence[int]],
+        optimizer: OptimizerConfig,
+        *,
+        lr: float,
+        weight_decay: float,
+    ) -> Group:
+        """A group from the shapes of its parameters; under muon all but "muon" are AdamW's.
+
+        c^2 is the mean over its numbers, as R^2 is.
+        """
+        if optimizer.name == "muon" and name != "muon":
+            optimizer = optimizer.model_copy(update={"name": "adamw"})
+        stds = [long_run_std(optimizer, shape) for shape in shapes.values()]
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        squares = [n * std**2 for n, std in zip(sizes, stds, strict=True) if std is not None]
+        std = math.sqrt(sum(squares) / sum(sizes)) if len(squares) == len(sizes) else None
+        return cls(name, tuple(shapes), std, lr, weight_decay)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,10 @@ class RMSController:
     state: dict[str, Any] = field(default_factory=dict)  # step, eta, rms and decay by parameter
 
     def decays(self, step: int, rms: Mapping[str, float], eta: float) -> dict[str, float]:
-        """lam by parameter from now on. eta: rate of the coming step; rms measured after `step`."""
+        """lam by parameter from now on; nothing before eta is first above 0.
+
+        eta: rate of the coming step; rms: measured after `step` steps.
+        """
         if eta <= 0 or step == self.state.get("step"):
             return dict(self.state.get("decay", {}))
         decay = {name: self._one(name, value, step, eta) for name, value in rms.items()}
