@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedcore.config import RunConfig
-from fedcore.errors import ShardError
 from launcher import cli
 from launcher.lm_commands import lm
-from launcher.plain import Config, Overrides, plain
+from launcher.plain import Overrides, plain
+from launcher.shard_commands import shards
 
 app = typer.Typer(
     name="fedcore",
@@ -29,81 +28,6 @@ app.add_typer(shards, name="shards")
 study = typer.Typer(help="Runs and a report on one question.", no_args_is_help=True)
 app.add_typer(study, name="study")
 app.add_typer(lm, name="lm")
-
-Place = Annotated[
-    str, typer.Argument(help="A folder of shards, or the configuration that uses them.")
-]
-
-
-def _folder(place: str, overrides: list[str] | None) -> Path:
-    """The folder itself, or that of a configuration."""
-    from launcher import prepare
-
-    if (Path(place) / "manifest.json").is_file() or Path(place).is_dir():
-        return Path(place)
-    return prepare.store_dir(cli.load_config(place, overrides or []))
-
-
-def _sources() -> str:
-    from data_shards.sources import SOURCES
-
-    return "Sources (data.source): " + "; ".join(f"{name}: {s.about}" for name, s in SOURCES)
-
-
-@shards.command(epilog=_sources())
-@plain
-def make(config: Config = "default", overrides: Overrides = None) -> None:
-    """Deal a dataset out to clients and write the shards, unless they are there and undamaged.
-
-    Example: fedcore shards make default --set data.alpha=0.5 --set clients.count=8
-    """
-    from launcher import prepare
-
-    chosen: RunConfig = cli.load_config(config, overrides or [])
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"shards of {chosen.data.source}", total=chosen.clients.count + 1)
-        folder = prepare.make(chosen, lambda name: bar.advance(task), repair=True)
-    typer.echo(folder)
-
-
-@shards.command()
-@plain
-def verify(place: Place = "default", overrides: Overrides = None) -> None:
-    """Hash every shard again and name each that is missing or damaged (exit code 3)."""
-    from data_shards.manifest import WAY_OUT, Manifest
-    from data_shards.read import problems
-
-    folder = _folder(place, overrides)
-    manifest = Manifest.load(folder)
-    found = problems(folder, manifest)
-    for problem in found:
-        typer.echo(f"{problem.shard}: {problem.problem}", err=True)
-    files = sum(len(part.shards) for part in (*manifest.clients, manifest.test))
-    if found:
-        raise ShardError(str(folder), f"{len(found)} of {files} shards are bad", WAY_OUT)
-    samples = sum(c.samples for c in manifest.clients)
-    typer.echo(f"{folder}: {files} shards, {samples} training samples, all as written")
-
-
-@shards.command()
-@plain
-def show(place: Place = "default", overrides: Overrides = None) -> None:
-    """Which client holds how many samples of which class."""
-    from data_shards.manifest import Manifest
-
-    folder = _folder(place, overrides)
-    manifest = Manifest.load(folder)
-    classes = [str(c) for c in range(manifest.classes)]
-    wide = len(classes) > 20
-    columns = ["classes held"] if wide else classes
-    table = Table("client", "samples", "kB", *columns, title=f"{folder}: {manifest.source}")
-    named = [(str(part.client), part) for part in manifest.clients]
-    for name, part in [*named, ("test", manifest.test)]:
-        held = sum(n > 0 for n in part.label_counts)
-        cells = [str(held)] if wide else [str(n) if n else "·" for n in part.label_counts]
-        size = sum(shard.bytes for shard in part.shards)
-        table.add_row(name, str(part.samples), str(round(size / 1000)), *cells)
-    Console().print(table)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`fedcore lm ...`: what can be known of a language-model run without training it."""
+"""`fedcore lm ...`: language models before and after training."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from rich.table import Table
 
 from fedcore.config_lm import LMConfig
 from fedcore.errors import ConfigError
-from launcher import cli
+from launcher import cli, lm_model_commands
 from launcher.plain import Config, Overrides, plain
 from launcher.rundir import storage
 
-lm = typer.Typer(help="Language models: what a configuration means.", no_args_is_help=True)
+lm = typer.Typer(
+    help="Language models: what a configuration means, and what a run left.", no_args_is_help=True
+)
+for command in (lm_model_commands.params, lm_model_commands.sample, lm_model_commands.export):
+    lm.command()(command)
 
 
 def lm_config(name: str, overrides: list[str]) -> LMConfig:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedcore.config_lm import LMConfig, OptimizerConfig
 from fedcore.lm.memory import (
+    Array,
     averaged_std,
     gradient_weights,
     inverse,
@@ -244,14 +245,21 @@ class Monitor:
         }
 
 
+@np.errstate(over="ignore", invalid="ignore")  # rates far from sense must not spoil the screen
+def _early_weight(eta: Array, lam: Array) -> float:
+    """Weight of the first tenth of the run's gradients over its uniform share."""
+    return float(per_part(gradient_weights(eta, lam))[0]) if eta.size >= 10 else 1.0
+
+
 def forgetting(config: LMConfig, rates: Rates) -> Iterator[tuple[str, str]]:
     """(name, sentence) of the failures of memory that the rates of the main group foretell."""
     optimizer = scaled(config)
     eta = main_lr(optimizer) * rates.eta_share
     lam = optimizer.weight_decay * rates.lam_share
     pull = float(eta.max() * lam.max())
-    x, left = pull * config.steps, float(kept(eta, lam)[0])
-    early = per_part(gradient_weights(eta, lam))[0] if config.steps >= 10 else 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        x, left = pull * config.steps, float(kept(eta, lam)[0])
+    early = _early_weight(eta, lam)
     if early < FORGOTTEN:
         yield (
             "forgotten",

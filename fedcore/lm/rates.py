@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -33,20 +33,14 @@ class GroupRates:
         self.groups = [
             {k: v for k, v in g.items() if k != "params"} for g in optimiser.param_groups
         ]
-        optimizer = scaled(config)
-        self._std = {
-            g["name"]: long_run_std(optimizer, self._widest(g["names"])) for g in self.groups
-        }
+        self.optimizer = scaled(config)
         self.controller: RMSController | None = None
         target = config.monitor.target_rms
         if target is not None:
             held = [n for g in self.groups if g["weight_decay"] > 0 for n in g["names"]]
-            std = {n: long_run_std(optimizer, self.shapes[n]) or 1.0 for n in held}
+            std = {n: long_run_std(self.optimizer, self.shapes[n]) or 1.0 for n in held}
             self.controller = RMSController(target, std)
         self._decays: dict[str, float] = {}
-
-    def _widest(self, names: Sequence[str]) -> tuple[int, ...]:
-        return max((self.shapes[n] for n in names), key=math.prod)
 
     @property
     def numel(self) -> dict[str, int]:
@@ -55,13 +49,20 @@ class GroupRates:
 
     def monitored(self) -> list[Group]:
         """The groups as monitors see them: those of one name are one."""
-        found: dict[str, Group] = {}
+        members: dict[str, list[str]] = {}
         for g in self.groups:
-            name = g["name"]
-            before = found[name].parameters if name in found else ()
-            members = (*before, *g["names"])
-            found[name] = Group(name, members, self._std[name], g["lr"], g["weight_decay"])
-        return list(found.values())
+            members.setdefault(g["name"], []).extend(g["names"])
+        peaks = {g["name"]: (g["lr"], g["weight_decay"]) for g in self.groups}
+        return [
+            Group.of(
+                name,
+                {n: self.shapes[n] for n in names},
+                self.optimizer,
+                lr=peaks[name][0],
+                weight_decay=peaks[name][1],
+            )
+            for name, names in members.items()
+        ]
 
     def at(self, step: int) -> tuple[float, float]:
         """(eta, lam) of the main group in that step, as they are logged."""

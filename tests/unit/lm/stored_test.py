@@ -106,11 +106,17 @@ def test_a_loss_that_is_not_finite_names_its_step(tmp_path: Path) -> None:
 
 
 def test_a_controller_holds_every_matrix_at_its_target(tmp_path: Path) -> None:
-    monitor = {"every": 5, "target_rms": 0.05}
-    config = config_of(tmp_path, steps=300, monitor=monitor, schedule={"name": "constant"})
-    run, kept = built(config, tmp_path)
+    """They start at 0.25 and 1; no decay at all would let them grow from there."""
+    settings = {
+        "steps": 400,
+        "log_every": 10,
+        "monitor": {"every": 10, "target_rms": 0.05},
+        "schedule": {"name": "constant"},
+        "optimizer": {"lr": 0.003},
+    }
+    run, kept = built(config_of(tmp_path, **settings), tmp_path)
     run.run()
     last = [e.layer_rms for e in kept.events if getattr(e, "layer_rms", None)][-1]
     held = {k: v for k, v in last.items() if not k.startswith(("ln", "layers.0.ln"))}
     assert len(held) == 9
-    assert all(0.04 < rms < 0.06 for rms in held.values()), held
+    assert all(0.0375 < rms < 0.0625 for rms in held.values()), held
