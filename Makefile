@@ -35,13 +35,14 @@ smoke: ## a small federation in half a minute, 2 processes
 test: $(READY) ## the whole test suite
 	@test -n "$(PROMETHEUS)" || echo "prometheus is not installed: its scrape test is left out"
 	@test -n "$(ROOT)" || echo "not root: the full-disk test, which mounts a small disk, is left out"
-	$(BIN)/python -m pytest -m "$(DESELECT)" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs" $(ARGS)
+	$(BIN)/python -m pytest -m "$(DESELECT) and procs" $(ARGS)
 
 check: $(READY) ## the gate before a commit: format, lint, types, floors, unit and law tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "$(DESELECT) and not procs"
+	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs"
 
 law: $(READY) ## closed forms, lanes, partitions, resume
 	$(BIN)/python -m pytest tests/law

@@ -14,6 +14,7 @@ from fedcore.objective.terms import TERMS
 from launcher import cli
 from launcher.build import check_names
 from launcher.commands import app
+from launcher.job import kind_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -30,13 +31,17 @@ HERE = sorted(set(LINES) - {x.strip() for b in BLOCKS["extending.md"] for x in b
 @pytest.mark.parametrize("line", [x for x in HERE if "launcher/main.py" in x])
 def test_a_training_command_parses_and_names_real_things(line: str) -> None:
     words = shlex.split(line.partition("launcher/main.py")[2], comments=True)
-    check_names(cli.parse(words).config)
+    config = cli.parse(words).config
+    if config.lm is None:
+        check_names(config)
+    else:
+        kind_of(config).dry_run()
 
 
 @pytest.mark.parametrize("line", [x for x in LINES if x.startswith("fedcore ")])
 def test_a_fedcore_command_exists(line: str) -> None:
     words = [w for w in shlex.split(line)[1:4] if not w.startswith("-")]
-    names = words[:2] if words[0] == "shards" else words[:1]
+    names = words[:2] if words[0] in ("shards", "lm", "study") else words[:1]
     assert CliRunner().invoke(app, [*names, "--help"]).exit_code == 0
 
 
