@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -40,6 +41,8 @@ class AccelerateEngine:
         assert lm is not None
         self.model, self.plain_optimiser, self.device, self.rank = model, optimiser, device, rank
         self.accumulate, self.max_norm = lm.accumulate, lm.max_norm
+        # else accelerate chooses a number of threads on a CPU, over the configuration's
+        os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
         self.accelerator = Accelerator(
             cpu=device.type == "cpu", mixed_precision=MIXED[config.precision]
         )
