@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from fedcore.checkpoint import Checkpoint
-from fedcore.errors import LossDiverged
+from fedcore.lm.curves import Curves
 from fedcore.lm.ledger import Ledger, LMOutcome
 from fedcore.lm.measure import sizes
 from fedcore.lm.monitors import Measured, Monitor
 from fedcore.lm.outer import Outer
-from fedcore.lm.turns import Turn, Turns
+from fedcore.lm.turns import Turns
 from fedcore.server.average import average_models
 from fedcore.server.participants import participants
-from fedcore.telemetry.events import LMClientEvent, LMResumeEvent
+from fedcore.telemetry.events import LMResumeEvent
 
 LEFT = "left"  # of the initialisation: a number that goes through the rounds as a weight does
 
@@ -48,8 +48,7 @@ class LMFederation:
         self.decayed = [n for g in self.rates.groups if g["name"] != "no_decay" for n in g["names"]]
         self._seen = dict.fromkeys(self.clients, 0)  # steps each has trained
         self._done, self._began = 0, 0.0
-        self._open: list[Tensor] = []  # [M, H, 2] loss and norm of the rounds since the last line
-        self._newest: list[LMClientEvent] = []
+        self.curves = Curves(self.comm, -(-len(self.clients) // self.comm.size))
 
     def run(self) -> LMOutcome:
         """All remaining rounds. Raises `Stopped` after a checkpoint when asked to stop."""
@@ -84,7 +83,7 @@ class LMFederation:
         weights = self.server.weights
         own = [k for k in chosen if k in self.turns.data]
         done = [self.turns.train(k, weights, steps, self._seen[k]) for k in own]
-        self._collect(done, len(chosen), steps)
+        self.curves.add(done, steps, lambda step: self.rates.at(step)[0])
         changes = [(turn.change, 1 / len(chosen)) for turn in done]
         mean = average_models(self.comm, changes, weights)
         gradient = {name: -change for name, change in mean.items()}
@@ -103,39 +102,6 @@ class LMFederation:
             eta, lam = self.rates.at(step)
             kept = kept * (1 - eta * lam)
         self.left = self.left.step(self.settings.outer, {LEFT: left - kept}, (LEFT,))
-
-    def _collect(self, done: Sequence[Turn], takers: int, steps: range) -> None:
-        """Losses of all clients in id order on every rank: one gather a round.
-
-        Raises `LossDiverged` on every rank, naming the first client and step not finite.
-        """
-        slots = -(-len(self.clients) // self.comm.size)
-        rows = torch.full((slots, 2 + 2 * len(steps)), -1.0, dtype=torch.float64)
-        rows = rows.to(self.comm.device)
-        for row, turn in zip(rows, done, strict=False):
-            row[0], row[1] = turn.client, turn.drift
-            row[2:] = torch.cat([turn.losses, turn.norms])
-        table = self.comm.gather(rows).cpu()  # sync: once a round
-        table = table[table[:, 0] >= 0]
-        table = table[table[:, 0].argsort()]
-        assert len(table) == takers
-        curves = table[:, 2:].view(takers, 2, -1).transpose(1, 2)  # [M, H, 2]
-        self._check_finite(table, curves, steps)
-        self._open.append(curves)
-        self._newest = [
-            LMClientEvent(steps.stop, int(row[0]), float(curve[:, 0].mean()), float(row[1]))
-            for row, curve in zip(table, curves, strict=True)
-        ]
-
-    def _check_finite(self, table: Tensor, curves: Tensor, steps: range) -> None:
-        """A change of the weights that is not finite counts against the last step."""
-        bad = ~curves.isfinite().all(2)  # [M, H]
-        bad[:, -1] |= ~table[:, 1].isfinite()
-        if bad.any():
-            at, row = min((int(b.long().argmax()), r) for r, b in enumerate(bad) if b.any())
-            loss, norm = curves[row, at].tolist()
-            lr, _ = self.rates.at(steps[at])
-            raise LossDiverged(steps[at] + 1, loss, norm, lr, int(table[row, 0]))
 
     def _due(self, every: int, since: int) -> bool:
         return self.ledger.is_due(every, self._done, since)
@@ -160,18 +126,16 @@ class LMFederation:
         before: global weights before the newest round, if the weights are to be measured.
         Collective.
         """
-        if not self._open:
+        if not self.curves:
             return
-        means = torch.cat([curves.mean(0) for curves in self._open])  # [steps, 2]
-        loss, norm = means.mean(0).tolist()
-        sequences = sum(curves.shape[0] * curves.shape[1] for curves in self._open)
-        tokens = sequences * self.lm.batch_size * self.lm.model.context
-        seconds = self.ledger.pace((time.monotonic() - self._began) / len(means)) * len(means)
+        means = self.curves.close()
+        tokens = means.batches * self.lm.batch_size * self.lm.model.context
+        seconds = self.ledger.pace((time.monotonic() - self._began) / means.steps) * means.steps
         weights = None if before is None else self._read(self._done, before)
         rates = self.rates.at(self._done - 1)
-        self.ledger.line(self._done, (loss, norm), rates, tokens, seconds, weights)
-        self.ledger.telemetry.write(self._newest, self.turns.data)
-        self._open, self._newest, self._began = [], [], time.monotonic()
+        self.ledger.line(self._done, (means.loss, means.norm), rates, tokens, seconds, weights)
+        self.ledger.telemetry.write(self.curves.newest, self.turns.data)
+        self._began = time.monotonic()
 
     def _read(self, done: int, before: Sequence[Tensor] | None) -> dict[str, Any]:
         """What the monitor makes of the global weights, as fields of a line.
