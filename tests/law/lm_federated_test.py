@@ -187,7 +187,7 @@ def test_a_client_that_sits_out_misses_no_text(tmp_path: Path) -> None:
     asked = [data.asked for data in run.turns.data.values()]
     assert all(numbers == list(range(len(numbers))) for numbers in asked)
     assert sum(map(len, asked)) == 4 * 12
-    assert min(map(len, asked)) < 12
+    assert 0 < min(map(len, asked)) < 12  # others each round
 
 
 def test_a_client_that_diverges_is_named_on_every_rank(tmp_path: Path) -> None:
