@@ -17,7 +17,7 @@ from fedcore.lm.engine import PlainEngine
 from fedcore.lm.outer import Outer
 from fedcore.lm.turns import Turn
 from fedcore.server.comm import Comm
-from tests.lm_toy import build, config_of, on_ranks
+from tests.lm_clients_toy import build, config_of, on_ranks
 
 FEDAVG = {"lr": 1.0, "momentum": 0.0}
 PLAIN_SGD = {"name": "sgdm", "beta1": 0.0, "lr": 0.1, "weight_decay": 0.1}
