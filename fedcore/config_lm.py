@@ -161,7 +161,8 @@ class OuterConfig(Section):
     nesterov: bool = True
     """Nesterov's form of it."""
     weight_decay: Share = 0.0
-    """Global pull lam_g to zero, once a round: theta <- theta (1 - lr lam_g) + ..."""
+    """Global pull lam_g to zero, once a round: theta <- theta (1 - lr lam_g) - lr ...; of what the
+    clients decay."""
 
 
 class LMFederatedConfig(Section):
@@ -171,6 +172,8 @@ class LMFederatedConfig(Section):
     """Number of clients N."""
     local_steps: Positive = 50
     """Optimiser steps H of each client in a round."""
+    per_round: Positive | None = None
+    """Clients drawn to take part in a round; null = all."""
     carry_optimizer: bool = True
     """Each client keeps its optimiser's memory from round to round."""
     outer: OuterConfig = OuterConfig()

@@ -114,12 +114,14 @@ class LossDiverged(FedError):
     loss: float = 0.0
     norm: float = 0.0
     lr: float = 0.0
+    client: int | None = None  # of a federated run
 
     def __str__(self) -> str:
+        who = "" if self.client is None else f"client {self.client} "
         return (
-            f"diverged in step {self.step}: loss {self.loss:.6g}, gradient norm {self.norm:.6g} "
-            f"at a learning rate of {self.lr:.4g}. Try a smaller lm.optimizer.lr, or more "
-            "lm.schedule.warmup"
+            f"{who}diverged in step {self.step}: loss {self.loss:.6g}, gradient norm "
+            f"{self.norm:.6g} at a learning rate of {self.lr:.4g}. Try a smaller "
+            "lm.optimizer.lr, or more lm.schedule.warmup"
         )
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fedcore.batch import held_out_of
 from fedcore.checkpoint import Checkpoint, Checkpoints, flatten_state
-from fedcore.clients.assign import participants
 from fedcore.clients.group import ClientGroup
 from fedcore.clients.state import Tensors
 from fedcore.config import RunConfig
@@ -23,9 +22,11 @@ from fedcore.errors import Stopped, StorageError
 from fedcore.evaluate import Evaluator
 from fedcore.schedule import progress
 from fedcore.server import consensus
+from fedcore.server.average import average_models
 from fedcore.server.collective import Collected, ServerCollective
 from fedcore.server.comm import Comm
-from fedcore.server.fusion import FUSIONS, ClientModel, average_models
+from fedcore.server.fusion import FUSIONS, ClientModel
+from fedcore.server.participants import participants
 from fedcore.telemetry.events import ClientEvent, ResumeEvent, RoundEvent, WarningEvent
 from fedcore.telemetry.telemetry import Telemetry
 

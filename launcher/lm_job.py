@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from data_shards.text.manifest import TokenManifest
 from data_shards.text.read import TokenStream
 from fedcore.checkpoint import Checkpoints
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
-from fedcore.lm.engine import Engine
+from fedcore.lm.engine import Engine, PlainEngine
 from fedcore.lm.engines import build_engine
+from fedcore.lm.federated import LMFederation
 from fedcore.lm.ledger import Ledger, LMOutcome
 from fedcore.lm.model import TransformerLM
 from fedcore.lm.monitors import Monitor
@@ -24,6 +26,7 @@ from fedcore.lm.rates import GroupRates
 from fedcore.lm.scale import scaled
 from fedcore.lm.schedules import rates
 from fedcore.lm.train import LMRun
+from fedcore.lm.turns import Turns, dealt
 from fedcore.server.comm import together
 from fedcore.telemetry.telemetry import Telemetry
 from launcher import prepare_text
@@ -43,9 +46,10 @@ def check_names(config: RunConfig) -> None:
 
 
 def check_batch(config: RunConfig, ranks: int) -> None:
-    """`ConfigError` unless the batch can be cut into equal parts for the ranks."""
+    """`ConfigError` unless the batch can be cut into equal parts for the ranks that share it."""
     lm = config.lm
     assert lm is not None
+    ranks = 1 if lm.federated else ranks  # a client is trained by one rank
     parts = ranks * lm.accumulate
     if lm.batch_size % parts:
         want = f"a multiple of {ranks} rank(s) x lm.accumulate {lm.accumulate}"
@@ -93,40 +97,84 @@ class LanguageModel:
         return (
             f"{info['model']} on {info['dataset']} ({self._opened.vocab_size:,} tokens in the "
             f"vocabulary), {lm.steps:,} steps of {lm.batch_size} x {lm.model.context}, "
-            f"{lm.optimizer.name} {lm.schedule.name}, {lm.engine}{stage}, "
+            f"{lm.optimizer.name} {lm.schedule.name}, {self._trained_by()}{lm.engine}{stage}, "
             f"{world.comm.size} rank(s) on {world.device.type}"
         )
+
+    def _trained_by(self) -> str:
+        """The federated part of the title."""
+        federated = self.lm.federated
+        if federated is None:
+            return ""
+        outer = federated.outer
+        kind = "Nesterov" if outer.nesterov else "momentum"
+        means = f"{kind} {outer.momentum:g}" if outer.momentum else "mean"
+        return (
+            f"by {len(self._clients)} clients in rounds of {federated.local_steps} steps, outer "
+            f"{means} lr {outer.lr:g}, "
+        )
+
+    @property
+    def _clients(self) -> list[int]:
+        """The clients that have a window of text; if none, the first, whose text is refused."""
+        context = self.lm.model.context
+        return [part.client for part in self._opened.clients if part.tokens > context] or [0]
 
     def telemetry(self, run: RunDir, world: World) -> Telemetry:
         return lm_telemetry(self.config, run, world)
 
     def warnings(self, ranks: int) -> list[str]:
-        """An epoch count that surprises: the same text again and again."""
+        """Text that is gone through again and again, clients without, and idle ranks."""
+        parts, clients = self._opened.clients, self._clients
         trained = self.lm.steps * self.lm.batch_size * self.lm.model.context
-        held = sum(part.tokens for part in self._opened.clients)
-        if trained < 20 * held:
-            return []
-        return [f"{trained / held:.0f} epochs: the run goes that often through {held:,} tokens"]
+        held = sum(part.tokens for part in parts)
+        if self.lm.federated:
+            takers = min(self.lm.federated.per_round or len(clients), len(clients))
+            trained *= takers
+        found = []
+        if trained >= 20 * held:
+            times = f"{trained / held:.0f} epochs"
+            found.append(f"{times}: the run goes that often through {held:,} tokens")
+        if left_out := sorted({part.client for part in parts} - {*clients}):
+            found.append(f"clients {left_out} have no window of text and are left out")
+        if self.lm.federated and ranks > len(clients):
+            found.append(f"{ranks - len(clients)} rank(s) stay idle: {len(clients)} clients")
+        return found
 
-    def build(self, world: World, telemetry: Telemetry, run: RunDir, identity: Identity) -> LMRun:
+    def build(
+        self, world: World, telemetry: Telemetry, run: RunDir, identity: Identity
+    ) -> LMRun | LMFederation:
         comm, manifest, config = world.comm, self._opened, self.config
         with together(comm):
             check_batch(config, comm.size)
             if comm.rank == 0:
                 keep_vocabulary(self.store, manifest.vocabulary.file.file, run)
-            data = self._stream(manifest, 0)
+            clients = self._clients
+            own = dealt(clients, comm.rank, comm.size)
+            streams = {k: self._stream(manifest, k) for k in own or clients[:1]}
+            data = next(iter(streams.values()))  # an idle rank takes part in evaluations
             model = build_model(config, manifest.vocab_size).to(
                 world.device, DTYPES[config.precision]
             )
             each = self.lm.monitor.target_rms is not None
             optimiser = build_optimizer(model, scaled(self.lm), one_each=each)
             group_rates = GroupRates(self.lm, rates(self.lm), model, optimiser)
-        engine = build_engine(config, model, optimiser, world.device, comm.size, comm.rank)
+        engine = self._engine(model, optimiser, world)
         checkpoints = Checkpoints(run.checkpoints, comm, config.checkpoint.keep, "step")
         monitor = Monitor(self.lm, group_rates.rates, group_rates.monitored())
         ledger = Ledger(config, comm, data, checkpoints, telemetry, world.stopping, identity)
         self.outcome, self.engine = ledger.outcome, engine
-        return LMRun(engine, data, group_rates, monitor, ledger)
+        if not isinstance(engine, PlainEngine) or self.lm.federated is None:
+            return LMRun(engine, data, group_rates, monitor, ledger)
+        turns = Turns(self.lm, engine, group_rates, {k: streams[k] for k in own})
+        return LMFederation(turns, clients, monitor, ledger)
+
+    def _engine(self, model: TransformerLM, optimiser: Optimizer, world: World) -> Engine:
+        """An engine of all ranks, or of this rank alone for its clients."""
+        comm = world.comm
+        if self.lm.federated:
+            return PlainEngine(self.config, model, optimiser, world.device)
+        return build_engine(self.config, model, optimiser, world.device, comm.size, comm.rank)
 
     def _stream(self, manifest: TokenManifest, client: int) -> TokenStream:
         context, order = self.lm.model.context, self.lm.data.order

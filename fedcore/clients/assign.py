@@ -1,12 +1,8 @@
-"""Which rank owns which client, and who takes part in a round: pure, the same on every rank."""
+"""Which rank owns which client: pure, the same on every rank."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
-
-from fedcore.seeds import EVERYONE, generator
 
 
 def form_lanes(samples: Sequence[int], width: int) -> list[list[int]]:
@@ -35,11 +31,3 @@ def balance(
         owned[rank].append(list(lane))
         load[rank] += size[lane[0]]
     return owned
-
-
-def participants(clients: Sequence[int], per_round: int | None, seed: int, round: int) -> list[int]:
-    """The clients of that round, in id order: `per_round` of them drawn by seed, or all."""
-    if per_round is None or per_round >= len(clients):
-        return list(clients)
-    order = torch.randperm(len(clients), generator=generator(seed, EVERYONE, round, "participants"))
-    return sorted(clients[i] for i in order[:per_round].tolist())

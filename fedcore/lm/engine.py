@@ -7,7 +7,7 @@ ranks goes on under any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -142,15 +142,23 @@ class PlainEngine:
 
 def state_of(named: Iterable[tuple[str, Tensor]], optimiser: Optimizer) -> EngineState:
     """The state of weights and an optimiser over just these tensors, copied to the CPU."""
-    found = EngineState({}, {}, {})
+    pairs = list(named)
+    weights = {name: _home(weight) for name, weight in pairs}
+    return EngineState(weights, *memory_of(pairs, optimiser.state))
+
+
+def memory_of(
+    named: Iterable[tuple[str, Tensor]], state: Mapping[Tensor, Mapping[str, Any]]
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """`memory` and `scalars` of an `EngineState` out of an optimiser's `state`, on the CPU."""
+    memory, scalars = {}, {}
     for name, weight in named:
-        found.weights[name] = _home(weight)
-        for key, value in optimiser.state.get(weight, {}).items():
+        for key, value in state.get(weight, {}).items():
             if isinstance(value, Tensor) and value.shape == weight.shape and value.ndim:
-                found.memory[f"{key}/{name}"] = _home(value)
+                memory[f"{key}/{name}"] = _home(value)
             else:
-                found.scalars[key] = float(value)
-    return found
+                scalars[key] = float(value)
+    return memory, scalars
 
 
 def _home(value: Tensor) -> Tensor:

@@ -20,10 +20,19 @@ from fedcore.errors import Stopped, StorageError
 from fedcore.lm.engine import Engine
 from fedcore.lm.measure import held_out_loss
 from fedcore.server.comm import Comm
-from fedcore.telemetry.events import LMEvalEvent, LMWarningEvent
+from fedcore.telemetry.events import LMEvalEvent, LMStepEvent, LMWarningEvent
 from fedcore.telemetry.telemetry import Telemetry
 
 LISTEN = 2.0  # seconds between two looks whether a stop was asked for
+
+NOTHING_MEASURED: dict[str, Any] = {
+    "weight_rms": {},
+    "weight_rms_predicted": {},
+    "update_ratio": {},
+    "layer_rms": {},
+    "memory_steps": {},
+    "initialisation_left": None,
+}
 
 
 @dataclass
@@ -97,8 +106,10 @@ class Ledger:
 
     def asked_to_stop(self, step: int) -> bool:
         """Whether any rank was asked to, if it is time to look. Collective."""
-        if step % self._every:
-            return False
+        return step % self._every == 0 and self.anyone_asked()
+
+    def anyone_asked(self) -> bool:
+        """Whether any rank was asked to stop. Collective."""
         asked = torch.tensor([int(self.stopping())], device=self.comm.device)
         return bool(self.comm.max(asked).item())  # sync: every few seconds
 
@@ -127,9 +138,39 @@ class Ledger:
         event = LMEvalEvent(step, loss, out.perplexity, out.bits_per_byte, tokens)
         self.telemetry.write([event])
 
-    def is_due(self, every: int, step: int) -> bool:
-        """Whether something done every so many steps is due after `step` of them."""
-        return step % every == 0 or step == self.lm.steps
+    def is_due(self, every: int, step: int, since: int | None = None) -> bool:
+        """Whether something done every so many steps is due after `step` of them.
+
+        since: the last step at which it could be done; the one before unless given.
+        """
+        last = step - 1 if since is None else since
+        return step // every > last // every or step == self.lm.steps
+
+    def line(
+        self,
+        done: int,
+        means: tuple[float, float],  # loss, gradient norm
+        rates: tuple[float, float],  # eta, lam of the last step
+        tokens: int,  # trained on by all ranks since the last line
+        seconds: float,
+        weights: Mapping[str, Any] | None,  # what was measured of them
+    ) -> None:
+        """One line about the steps since the last one."""
+        self.outcome.steps, self.outcome.final_loss = done, means[0]
+        self.outcome.tokens += tokens
+        self.spent("train", seconds)
+        event = LMStepEvent(
+            step=done,
+            steps=self.lm.steps,
+            loss=means[0],
+            learning_rate=rates[0],
+            weight_decay=rates[1],
+            gradient_norm=means[1],
+            tokens=self.outcome.tokens,
+            tokens_per_second=tokens / max(seconds, 1e-9),
+            **(NOTHING_MEASURED if weights is None else weights),
+        )
+        self.telemetry.write([event])
 
     def save(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from fedcore.batch import TokenData
 from fedcore.checkpoint import Checkpoint
@@ -12,7 +11,7 @@ from fedcore.lm.ledger import Ledger, LMOutcome
 from fedcore.lm.measure import Sizes, Window, copies, sizes
 from fedcore.lm.monitors import Measured, Monitor, Reading
 from fedcore.lm.rates import GroupRates
-from fedcore.telemetry.events import LMResumeEvent, LMStepEvent
+from fedcore.telemetry.events import LMResumeEvent
 
 
 class LMRun:
@@ -89,26 +88,12 @@ class LMRun:
         steps = len(self._window)
         if not steps:
             return
-        loss, norm = self._window.close(self.comm, done)
+        means = self._window.close(self.comm, done)
         seconds = self.ledger.pace((time.monotonic() - self._began) / steps) * steps
         tokens = steps * self.lm.batch_size * self.lm.model.context
-        self.outcome.steps, self.outcome.final_loss = done, loss
-        self.outcome.tokens += tokens
-        self.ledger.spent("train", seconds)
         self.ledger.telemetry.tokens(tokens // self.comm.size)
-        eta, lam = self.rates.at(done - 1)
-        event = LMStepEvent(
-            step=done,
-            steps=self.lm.steps,
-            loss=loss,
-            learning_rate=eta,
-            weight_decay=lam,
-            gradient_norm=norm,
-            tokens=self.outcome.tokens,
-            tokens_per_second=tokens / max(seconds, 1e-9),
-            **(self._read(done, measured).fields() if measured else NOTHING_MEASURED),
-        )
-        self.ledger.telemetry.write([event])
+        weights = self._read(done, measured).fields() if measured else None
+        self.ledger.line(done, means, self.rates.at(done - 1), tokens, seconds, weights)
         self._began = time.monotonic()
 
     def _read(self, done: int, measured: Sizes) -> Reading:
@@ -148,13 +133,3 @@ class LMRun:
             self.ledger.saved = self.outcome.steps
         folder = str(checkpoint.folder)
         self.ledger.telemetry.write([LMResumeEvent(self.outcome.steps, folder)])
-
-
-NOTHING_MEASURED: dict[str, Any] = {
-    "weight_rms": {},
-    "weight_rms_predicted": {},
-    "update_ratio": {},
-    "layer_rms": {},
-    "memory_steps": {},
-    "initialisation_left": None,
-}

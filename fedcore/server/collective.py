@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedcore.algorithms import Algorithm
-from fedcore.clients.assign import participants
 from fedcore.clients.group import Order, Upload
 from fedcore.clients.readings import READINGS
 from fedcore.clients.state import Tensors
@@ -20,6 +19,7 @@ from fedcore.schedule import progress
 from fedcore.server.combine import COMBINES
 from fedcore.server.comm import Comm
 from fedcore.server.consensus import prototype_std
+from fedcore.server.participants import participants
 
 
 @dataclass

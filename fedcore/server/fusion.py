@@ -12,8 +12,8 @@ from fedcore.clients.state import Tensors
 from fedcore.models.neurons import NeuronGroup, neuron_groups
 from fedcore.models.proto_head import ProtoHead
 from fedcore.registry import Registry
+from fedcore.server.average import average_models
 from fedcore.server.comm import Comm
-from fedcore.server.exact import ExactSum
 
 
 class ClientModel(NamedTuple):
@@ -28,35 +28,6 @@ Fuse = Callable[[Comm, ProtoHead, Sequence[ClientModel], Mapping[int, float]], T
 """(comm, model, this rank's client models, shares of all clients) -> one model. Collective."""
 
 FUSIONS: Registry[Fuse] = Registry("algorithm.fuse")
-
-
-def average_models(comm: Comm, models: Sequence[tuple[Tensors, float]], like: Tensors) -> Tensors:
-    """Weighted mean of client models over all ranks, the same bits on any number of ranks.
-
-    models: (tensors, weight) of this rank's clients, weights summing to 1 over all ranks.
-    like: tensors that give names, shapes and types. One MAX for the scale, one exact integer SUM.
-    """
-    bound = torch.zeros((), dtype=torch.float64, device=comm.device)
-    for tensors, _ in models:
-        for name in like:
-            bound = torch.maximum(bound, tensors[name].detach().abs().max().to(torch.float64))
-    bound = comm.max(bound[None])
-    total = ExactSum(sum(v.numel() for v in like.values()), float(bound), comm.device)
-    for tensors, weight in models:
-        offset = 0
-        for name, value in like.items():
-            total.add(tensors[name].detach(), weight, offset)
-            offset += value.numel()
-    return _unflat(total.value(comm.sum(total.total)), like)
-
-
-def _unflat(flat: Tensor, like: Tensors) -> Tensors:
-    parts = torch.split(flat, [v.numel() for v in like.values()])
-    result = {}
-    for (name, value), part in zip(like.items(), parts, strict=True):
-        shaped = part.view(value.shape)
-        result[name] = (shaped if value.is_floating_point() else shaped.round()).to(value.dtype)
-    return result
 
 
 def _tensors_of(model: ProtoHead) -> Tensors:

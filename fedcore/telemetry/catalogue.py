@@ -117,6 +117,12 @@ CHECKPOINT_TIMESTAMP_SECONDS = Metric(
 # -- language models
 LM_TOKENS_TOTAL = Metric("lm_tokens_total", "1", Kind.COUNTER, (), "tokens trained on by this rank")
 LM_LOSS = Metric("lm_loss", "1", Kind.GAUGE, ("split",), "cross-entropy, nats per token")
+LM_CLIENT_LOSS = Metric(
+    "lm_client_loss", "1", Kind.GAUGE, ("client",), "mean over a client's steps of a round, nats"
+)
+LM_CLIENT_DRIFT = Metric(
+    "lm_client_drift", "1", Kind.GAUGE, ("client",), "RMS of a client's change in a round"
+)
 LM_LEARNING_RATE = Metric("lm_learning_rate", "1", Kind.GAUGE, (), "eta of the last step")
 LM_WEIGHT_DECAY = Metric("lm_weight_decay", "1", Kind.GAUGE, (), "lam of the last step")
 LM_GRADIENT_NORM = Metric("lm_gradient_norm", "1", Kind.GAUGE, (), "global norm before clipping")

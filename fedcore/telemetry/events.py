@@ -111,6 +111,17 @@ class LMStepEvent(Event):
 
 
 @dataclass(frozen=True)
+class LMClientEvent(Event):
+    """One client of a federated language model in the round that ended at `step`."""
+
+    kind = "lm_client"
+    step: int  # optimiser steps that a client of all rounds has done
+    client: int
+    loss: float  # mean of the round's steps, nats per token
+    drift: float  # root mean square of its weights minus the global ones it began with
+
+
+@dataclass(frozen=True)
 class LMEvalEvent(Event):
     """A language model on held-out text."""
 

@@ -27,6 +27,7 @@ from fedcore.telemetry.catalogue import Kind, Metric
 from fedcore.telemetry.events import (
     ClientEvent,
     Event,
+    LMClientEvent,
     LMEvalEvent,
     LMStepEvent,
     RoundEvent,
@@ -72,7 +73,7 @@ class PrometheusSink:
 
     def write(self, events: Sequence[Event]) -> None:
         """Set the gauges from this rank's client events and from the round."""
-        clients = [e for e in events if isinstance(e, ClientEvent)]
+        clients = [e for e in events if isinstance(e, ClientEvent | LMClientEvent)]
         if clients:
             self._write_clients(clients)
         for event in events:
@@ -110,7 +111,7 @@ class PrometheusSink:
         """A checkpoint was completed just now."""
         self._set(c.CHECKPOINT_TIMESTAMP_SECONDS, time.time())
 
-    def _write_clients(self, events: Sequence[ClientEvent]) -> None:
+    def _write_clients(self, events: Sequence[ClientEvent | LMClientEvent]) -> None:
         rows = [dict(_readings(e)) for e in events]
         for metric, labels in dict.fromkeys(key for row in rows for key in row):
             values = {
@@ -166,7 +167,11 @@ Reading = tuple[Metric, tuple[tuple[str, str], ...]]
 """A metric and its labels but for `client`."""
 
 
-def _readings(event: ClientEvent) -> Iterator[tuple[Reading, float]]:
+def _readings(event: ClientEvent | LMClientEvent) -> Iterator[tuple[Reading, float]]:
+    if isinstance(event, LMClientEvent):
+        yield (c.LM_CLIENT_LOSS, ()), event.loss
+        yield (c.LM_CLIENT_DRIFT, ()), event.drift
+        return
     yield (c.LAMBDA_RAW, ()), event.lambda_raw
     yield (c.LAMBDA_EFFECTIVE, ()), event.lambda_effective
     yield (c.LAMBDA_EQUILIBRIUM, ()), event.lambda_equilibrium

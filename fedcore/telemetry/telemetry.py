@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Collection, Sequence
 
-from fedcore.telemetry.events import ClientEvent, Event, WarningEvent
+from fedcore.telemetry.events import ClientEvent, Event, LMClientEvent, WarningEvent
 from fedcore.telemetry.sinks import Meter, Sink, Warn
 
 
@@ -90,4 +90,6 @@ class Telemetry:
 
 
 def _is_of(event: Event, own: Collection[int] | None) -> bool:
-    return own is None or not isinstance(event, ClientEvent) or event.client in own
+    if own is None or not isinstance(event, ClientEvent | LMClientEvent):
+        return True
+    return event.client in own

@@ -16,8 +16,8 @@ from fedcore.algorithms import ALGORITHMS
 from fedcore.clients import group as group_module
 from fedcore.clients.control import OWN
 from fedcore.clients.step import local_step
+from fedcore.server.average import average_models
 from fedcore.server.comm import LocalComm
-from fedcore.server.fusion import average_models
 from tests.toy import ToyData, toy_group, toy_order
 
 FOLDER = Path(__file__).parent

@@ -19,8 +19,9 @@ from fedcore.models import MODELS, ModelSpec
 from fedcore.models.neurons import neuron_groups
 from fedcore.models.proto_head import ProtoHead, build_model
 from fedcore.schedule import progress
+from fedcore.server.average import average_models
 from fedcore.server.comm import LocalComm
-from fedcore.server.fusion import FUSIONS, ClientModel, average_models, match
+from fedcore.server.fusion import FUSIONS, ClientModel, match
 from tests.toy import CLASSES, HYPER, WIDTH, ToyData, toy_group, toy_model, toy_order
 
 AT = progress(0, 1, 0, 1, 1.0, torch.zeros((), dtype=torch.float64))

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedcore.evaluate import READOUTS, SINGLE, Evaluator
 from fedcore.seeds import generator
+from fedcore.server.average import average_models
 from fedcore.server.comm import LocalComm
-from fedcore.server.fusion import average_models
 from tests.toy import SHAPE, ToyData, toy_group, toy_order
 
 

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore.clients.assign import balance, form_lanes, participants
+from fedcore.clients.assign import balance, form_lanes
 from fedcore.errors import ConfigError, Diverged, ShardError, from_json
+from fedcore.server.average import average_models
 from fedcore.server.combine import COMBINES
 from fedcore.server.comm import LocalComm
 from fedcore.server.consensus import (
@@ -18,7 +19,8 @@ from fedcore.server.consensus import (
     unit_prototype_std,
 )
 from fedcore.server.exact import ExactSum
-from fedcore.server.fusion import ClientModel, average_models
+from fedcore.server.fusion import ClientModel
+from fedcore.server.participants import participants
 
 P = torch.tensor(
     [[[1.0, 1.0], [2.0, 0.0]], [[3.0, 1.0], [9.0, 9.0]]], dtype=torch.float64

@@ -17,6 +17,7 @@ from prometheus_client.samples import Sample
 from fedcore.config import MetricsConfig
 from fedcore.errors import ConfigError
 from fedcore.telemetry.catalogue import CATALOGUE
+from fedcore.telemetry.events import LMClientEvent
 from fedcore.telemetry.prometheus import QUANTILES, PrometheusSink
 from tests.unit.telemetry.made_up import client_event, eval_event, round_event, step_event
 
@@ -62,6 +63,7 @@ def fill(sink: PrometheusSink, clients: int = 4) -> list[Sample]:
     sink.traffic("gather", 1000, 0.02)
     sink.phase("train", 1.5)
     sink.checkpointed()
+    sink.write([LMClientEvent(50, k, loss=2.0 + k, drift=0.1) for k in range(clients)])
     return scrape(sink)
 
 
@@ -81,6 +83,8 @@ def test_values_arrive_under_their_labels() -> None:
     assert value(samples, "loss", client="0", term="base") == 1.5
     assert value(samples, "loss", client="0", term="align") == 0.25
     assert value(samples, "loss", client="0", term="supcon") == 1.1
+    assert value(samples, "lm_client_loss", client="3") == 5.0
+    assert value(samples, "lm_client_drift", client="0") == 0.1
     assert value(samples, "test_accuracy", readout="feature_ensemble") == 0.9
     assert value(samples, "samples_total") == 100
     assert value(samples, "collective_bytes_total", op="gather") == 1000
