@@ -103,14 +103,14 @@ class PlainEngine:
 
     def gradients(self, rows: Tensor) -> Tensor:
         micro = rows.chunk(self.accumulate)
-        total = torch.zeros((), device=self.device)
+        losses = []
         for number, part in enumerate(micro, 1):
             with self._alone(number < len(micro)):
                 with autocast(self.config, self.device):
                     loss = self._called(*split(part)) / len(micro)
                 loss.backward()
-            total += loss.detach()
-        return total
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()
 
     def _alone(self, alone: bool) -> AbstractContextManager[Any]:
         """Without a sum over the ranks: only the last part of a step needs one."""

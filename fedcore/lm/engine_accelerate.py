@@ -56,13 +56,13 @@ class AccelerateEngine:
 
     def gradients(self, rows: Tensor) -> Tensor:
         micro = rows.chunk(self.accumulate)
-        total = torch.zeros((), device=self.device)
+        losses = []
         for number, part in enumerate(micro, 1):
             with self._alone(number < len(micro)):
                 loss = self.called(*split(part)) / len(micro)
                 self.accelerator.backward(loss)
-            total += loss.detach().float()
-        return total
+            losses.append(loss.detach().float())
+        return torch.stack(losses).sum()
 
     def _alone(self, alone: bool) -> AbstractContextManager[Any]:
         """Without a sum over the ranks: only the last part of a step needs one."""

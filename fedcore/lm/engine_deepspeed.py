@@ -115,14 +115,14 @@ class DeepSpeedEngine:
 
     def gradients(self, rows: Tensor) -> Tensor:
         micro = rows.chunk(self.accumulate)
-        total = torch.zeros((), device=self.device)
+        losses = []
         for number, part in enumerate(micro, 1):
             loss = self.engine(*split(part))
             self.engine.backward(loss)  # divides by the number of parts itself
             if number < len(micro):
                 self.engine.step()
-            total += loss.detach().float() / len(micro)
-        return total
+            losses.append(loss.detach().float() / len(micro))
+        return torch.stack(losses).sum()
 
     def step(self) -> Tensor:
         # stage 0 in fp32 clips without telling the norm
