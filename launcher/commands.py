@@ -15,6 +15,7 @@ from rich.table import Table
 
 from launcher import cli
 from launcher.command_parts import Overrides, plain
+from launcher.lm_commands import lm
 from launcher.shard_commands import shards
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(shards, name="shards")
+app.add_typer(lm, name="lm")
 study = typer.Typer(help="Runs and a report on one question.", no_args_is_help=True)
 app.add_typer(study, name="study")
 
