@@ -86,7 +86,7 @@ def _zoom(axes: Axes, found: Sequence[Row], kind: str) -> None:
     losses = [y for y in (t.curve(kind)[1] for t in done) if len(y)]
     if not losses:
         return
-    low, high = min(y.min() for y in losses), max(y[0] for y in losses)
+    low, high = min(y.min() for y in losses), max(y.max() for y in losses)
     axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low) + 1e-9)
     top = max(line.get_ydata().max(initial=0) for line in axes.get_lines())  # type: ignore[union-attr]
     if top > axes.get_ylim()[1]:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedcore.algorithms import ALGORITHMS
 from fedcore.objective.terms import TERMS
-from launcher import cli
+from launcher import cli, experiments
 from launcher.build import check_names
 from launcher.commands import app
 
@@ -30,13 +30,18 @@ HERE = sorted(set(LINES) - {x.strip() for b in BLOCKS["extending.md"] for x in b
 @pytest.mark.parametrize("line", [x for x in HERE if "launcher/main.py" in x])
 def test_a_training_command_parses_and_names_real_things(line: str) -> None:
     words = shlex.split(line.partition("launcher/main.py")[2], comments=True)
-    check_names(cli.parse(words).config)
+    given = cli.parser().parse_args(words)
+    if cli.is_list(given.config):
+        found = experiments.read(given.config, given.overrides, Path("runs"))
+        assert not given.experiment or experiments.chosen(found, given.experiment)
+    else:
+        check_names(cli.request(given).config)
 
 
 @pytest.mark.parametrize("line", [x for x in LINES if x.startswith("fedcore ")])
 def test_a_fedcore_command_exists(line: str) -> None:
     words = [w for w in shlex.split(line)[1:4] if not w.startswith("-")]
-    names = words[:2] if words[0] == "shards" else words[:1]
+    names = words[:2] if words[0] in ("shards", "lm") else words[:1]
     assert CliRunner().invoke(app, [*names, "--help"]).exit_code == 0
 
 
