@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from launcher import main
 from tests.procs import runs
 
 pytestmark = pytest.mark.procs
@@ -35,7 +36,10 @@ def statuses(out: Path) -> dict[str, tuple[str, int]]:
     return {row["experiment"]: (row["status"], row["exit_code"]) for row in found}
 
 
-def test_a_divergence_or_a_stop_costs_no_other_experiment(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("own_signals")
+def test_a_divergence_or_a_stop_costs_no_other_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, out = tmp_path / "list.yaml", tmp_path / "out"
     file.write_text(yaml.safe_dump(TINY | {"data": {"store": str(tmp_path / "store")}}))
     words = ("--config", str(file))
@@ -58,9 +62,9 @@ def test_a_divergence_or_a_stop_costs_no_other_experiment(tmp_path: Path) -> Non
     assert all(f"| {name} | {status}" in page for name, (status, _) in ends.items())
 
     before = {f: f.stat().st_mtime_ns for f in out.glob("*/metrics.jsonl")}
-    process = runs.start(0, out, *words)  # on one rank now: the same list
-    said = runs.finish(process)
-    assert process.returncode == 4, said[-3000:]
+    capsys.readouterr()
+    assert main.main([*words, "--run-dir", str(out)]) == 4  # on one rank now: the same list
+    said = capsys.readouterr().out
     assert said.count("holds this run, completed") == 2
     assert "explodes-s0 diverged (after step" in said
     assert {f: f.stat().st_mtime_ns for f in out.glob("*/metrics.jsonl")} == before

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -185,16 +183,6 @@ def test_the_exit_code_tells_the_worst(codes: list[int], code: int) -> None:
     assert suite_state.exit_code(codes) == code
 
 
-@pytest.fixture
-def _own_signals() -> Iterator[None]:
-    """A world listens to signals; the tests after this one must not."""
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 ENTRIES = [
     {"name": "first"},
     {"name": "nodata", "set": {"lm.data.text": "/nowhere"}},
@@ -203,7 +191,7 @@ ENTRIES = [
 ]
 
 
-@pytest.mark.usefixtures("_own_signals")
+@pytest.mark.usefixtures("own_signals")
 def test_bad_data_and_an_unexpected_error_stop_no_other_experiment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
