@@ -154,7 +154,8 @@ class Suite:
                 seen = state(run.run_dir, run.config)
                 found = seen.code if is_settled(seen) and not anew else None
                 words = f"{seen.words()} before; --resume never runs it anew" if found else ""
-                print(f"\n[{run.number + 1}/{len(self.runs)}] {run.name} {words}", flush=True)
+                title = f"[{run.number + 1}/{len(self.runs)}] {run.name} {words}".rstrip()
+                print(f"\n{title}", flush=True)
                 if seen.changed and is_nothing(run, seen):
                     print(f"{run.name}: it {seen.status} with another configuration; anew")
                     entry.set_aside(RunDir(run.run_dir))

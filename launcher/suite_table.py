@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from fedcore.checkpoint import write_atomically
 from fedcore.config import RunConfig
+from fedcore.errors import ConfigError
 from fedcore.telemetry.console import console_for
 from launcher import comparing, suite_results
 from launcher.compare import OWN, Group, mean_and_std
@@ -36,14 +38,15 @@ def write_and_show(out: Path) -> None:
 
     Raises `ConfigError` if no list has been run there, `StorageError` if it cannot be written.
     """
-    if suite_results.read(out)[0]["kind"] == "lm":
-        found = suite_results.rows(out)
-        write(found, out)
-        _show(found, out)
-    else:
-        group = accuracies(suite_results.rows(out))
-        comparing.write([group], out, OWN)
-        comparing.show([group], out, OWN)
+    first, found = suite_results.read(out)[0], suite_results.rows(out)
+    with FileLock(out / ".table.lock"):  # the last tasks of an array may end at once
+        if first["kind"] == "lm":
+            write(found, out)
+            _show(found, out)
+        else:
+            group = accuracies(found)
+            comparing.write([group], out, OWN)
+            comparing.show([group], out, OWN)
 
 
 def write(found: Sequence[Row], out: Path) -> None:
@@ -124,6 +127,8 @@ def accuracies(found: Sequence[Row]) -> Group:
         AccuracyRow(row.name, tuple(r for t in row.trials if (r := _result(t)))) for row in found
     ]
     kept = tuple(row for row in rows if row.results)
+    if not kept:
+        raise ConfigError("RUN_DIR", None, "a list of which a run has begun", "again later")
     return Group("experiments", kept, kept[0])
 
 

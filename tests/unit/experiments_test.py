@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from torch.distributed import HashStore
 
 from fedcore.errors import ConfigError, ConfigErrors, FedError
 from fedcore.lm.train import LMRun
+from fedcore.server.comm import LocalComm
 from launcher import cli, experiments, main, suite, suite_results, suite_state, suite_table
 from launcher.experiments import Run
 from launcher.rundir import RunDir
 from launcher.suite_plot import common, plot_curves
+from launcher.world import Place, World
 
 TINY: dict[str, Any] = {
     "metrics": {"enabled": False},
@@ -282,8 +289,6 @@ def test_curves_are_over_tokens_and_a_dozen_experiments_have_a_colour_each(tmp_p
 
 
 def test_seeds_of_other_lengths_are_compared_where_all_are() -> None:
-    import numpy as np
-
     short, long = np.array([1.0, 2.0]), np.array([1.0, 2.0, 3.0])
     x, y = common([(short, short), (long, 2 * long)])
     assert (x[0], x[-1]) == (1.0, 2.0)
@@ -316,3 +321,18 @@ def test_resume_from_a_directory_is_no_choice_for_a_list(tmp_path: Path) -> None
     words = ["--config", written(tmp_path, [{"name": "a"}]), "--resume", str(tmp_path)]
     with pytest.raises(ConfigError, match="--resume"):
         suite.main(cli.parser().parse_args(words), first=True)
+
+
+def test_ranks_meet_after_an_error_only_if_all_of_them_come() -> None:
+    store = HashStore()
+
+    def rank(number: int) -> World:
+        place = Place(rank=number, size=2)
+        watch: Any = SimpleNamespace(store=store)
+        return World(place, torch.device("cpu"), LocalComm(), watch=watch)
+
+    assert not rank(0).meet("alone", 0.2)
+    other = threading.Thread(target=lambda: rank(1).meet("both", 5.0))
+    other.start()
+    assert rank(0).meet("both", 5.0)
+    other.join()
