@@ -64,13 +64,17 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             raise ConfigError(dotted, text, "a YAML value", "quotes around it") from None
-        *parents, last = dotted.split(".")
-        section = result
-        for parent in parents:
-            inner = section.get(parent)
-            section[parent] = section = inner if isinstance(inner, dict) else {}
-        section[last] = value
+        put(result, dotted, value)
     return result
+
+
+def put(values: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set the dotted key in nested mappings, which are made as needed."""
+    *parents, last = dotted.split(".")
+    for parent in parents:
+        inner = values.get(parent)
+        values[parent] = values = inner if isinstance(inner, dict) else {}
+    values[last] = value
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> FedError:

@@ -6,8 +6,10 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedcore.config import RunConfig
+from fedcore.config_text import read_yaml, with_overrides
 from fedcore.errors import ConfigError
 from fedcore.registry import nearest
 
@@ -17,6 +19,8 @@ EXAMPLES = """examples:
   torchrun --nproc_per_node=8 launcher/main.py
   torchrun --nproc_per_node=2 launcher/main.py --config smoke
   torchrun --nproc_per_node=8 launcher/main.py --set algorithm.name=v12_log data.alpha=0.05
+  torchrun --nproc_per_node=8 launcher/main.py --config lm/cs336
+  torchrun --nproc_per_node=8 launcher/main.py --config lm/cs336 --experiment post_norm
 """
 
 
@@ -37,7 +41,8 @@ def parser() -> argparse.ArgumentParser:
     """The arguments, with help."""
     parser = argparse.ArgumentParser(
         prog="launcher/main.py",
-        description="Train a federation; start one process per device with torchrun.",
+        description="Train a federation or a language model, or one after another what a list of "
+        "experiments says; start one process per device with torchrun.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -62,6 +67,8 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--print-config", action="store_true", help="print the resolved configuration and end")
     add("--dry-run", action="store_true", help="build everything without data, and end")
+    add("--experiment", metavar="NAME|NUMBER", help="of a list of experiments, only this one")
+    add("--list", action="store_true", help="print the runs of a list of experiments, and end")
     return parser
 
 
@@ -74,8 +81,16 @@ def _named_path(text: str) -> Path:
 
 def parse(argv: Sequence[str] | None = None) -> Request:
     """The request; raises `ConfigError`, or exits with 2 on unknown arguments."""
-    given = parser().parse_args(argv)
+    return request(parser().parse_args(argv))
+
+
+def request(given: argparse.Namespace) -> Request:
+    """The request for one run; `ConfigError` for what only a list of experiments has."""
     config = load_config(given.config, given.overrides)
+    for option, value in (("--experiment", given.experiment), ("--list", given.list)):
+        if value:
+            want = f"a configuration with `experiments`, and {given.config} is one run"
+            raise ConfigError(option, value, want, "leaving it out")
     name = config_path(given.config).stem
     algorithm = f"-{config.algorithm.name}" if config.lm is None else ""
     label = f"{name}{algorithm}-s{config.seed}-{config.digest()}"
@@ -91,8 +106,26 @@ def parse(argv: Sequence[str] | None = None) -> Request:
 
 
 def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The shipped configuration of that name, or the YAML file at that path."""
-    return RunConfig.load(config_path(name), overrides)
+    """The shipped configuration of that name, or the YAML file at that path: that of one run."""
+    values = read_values(name, overrides)
+    if LISTED in values:
+        want = f"the configuration of one run, and this one lists {LISTED}"
+        raise ConfigError("--config", name, want, f"launcher/main.py --config {name}")
+    return RunConfig.of(values)
+
+
+LISTED = "experiments"
+"""The key that makes a configuration a list of runs: launcher/experiments.py."""
+
+
+def read_values(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """What stands in a configuration of either kind, with the overrides put in."""
+    return with_overrides(read_yaml(config_path(name)), overrides)
+
+
+def is_list(name: str) -> bool:
+    """Whether a configuration is a list of experiments."""
+    return LISTED in read_values(name)
 
 
 def config_path(name: str) -> Path:

@@ -55,7 +55,7 @@ def _look(request: Request, run: RunDir, attempt: int, mine: Identity) -> dict[s
     # a restart of this very run must neither set its work aside nor go back to DIR
     resume = "auto" if attempt else request.resume
     if resume == "never":
-        _set_aside(run)
+        set_aside(run)
         return {}
     given = None if resume == "auto" else Path(resume).resolve()
     check_stored(run, mine)
@@ -121,7 +121,7 @@ def _newest_good(folder: Path, mine: Identity) -> Path | None:
     return None
 
 
-def _set_aside(run: RunDir) -> None:
+def set_aside(run: RunDir) -> None:
     """Rename an existing run directory to the first free `<name>.1`, `.2`, ...: nothing is lost."""
     path = run.path.resolve()
     if not path.is_dir() or not any(path.iterdir()):

@@ -29,13 +29,21 @@ def kind_of(config: RunConfig) -> Kind:
     return LanguageModel(config)
 
 
-class Job:
-    """Runs once. Whatever happens, every rank ends with the same code and one summary is left."""
+MEETING = 10.0  # seconds for the other ranks to meet the same unexpected error
 
-    def __init__(self, request: Request) -> None:
+
+class Job:
+    """Runs once. Whatever happens, every rank ends with the same code and one summary is left.
+
+    Given a world that is joined already, it works in it and stays in it: a list of jobs goes on
+    unless `is_alone` says afterwards that some ranks are elsewhere.
+    """
+
+    def __init__(self, request: Request, joined: world.World | None = None) -> None:
         self.request, self.config = request, request.config
         self.run = rundir.RunDir(request.run_dir)
-        self.world: world.World | None = None
+        self.world, self._stays = joined, joined is not None
+        self.is_alone = False  # not all ranks met the error that ended it
         self.kind = kind_of(request.config)
         self._prepared = False
         self._identity: entry.Identity = {}
@@ -43,15 +51,20 @@ class Job:
     def __call__(self) -> int:
         """The exit code."""
         try:
-            self.world = world.join(self.config, self.lost)
+            self.world = self.world or world.join(self.config, self.lost)
             code = self._work(self.world)
         except FedError as error:
             code = self._end_badly(error, isinstance(error, CollectiveError))
         except Exception as error:
             traceback.print_exc()
             told = Unexpected(self._rank, f"{type(error).__name__}: {error}")
-            code = self._end_badly(told, alone=True)
+            code = self._end_badly(told, alone=not self._met_by_all())
         return code
+
+    def _met_by_all(self) -> bool:
+        """Whether a list can go on after an error that no rank told the others of."""
+        here = self.world
+        return self._stays and here is not None and here.meet(str(self.run.path), MEETING)
 
     def lost(self, error: CollectiveError) -> None:
         """A peer is gone: end this process from the watch's thread; the main one may be waiting."""
@@ -77,7 +90,7 @@ class Job:
         if found.finished:
             self._say(f"{self.run.path} holds this run, completed; --resume never runs it anew")
             self._show(found.finished)
-            here.leave(together=True)
+            self._leave(together=True)
             return 0
         with together(comm):
             if comm.rank == 0:
@@ -103,17 +116,23 @@ class Job:
                 self.run.write_summary(summary)
         self._show(summary)
         self.kind.close()
-        here.leave(together=True)
+        self._leave(together=True)
+
+    def _leave(self, together: bool) -> None:
+        """Out of the run directory, and out of the world unless it is a list's."""
+        self.run.release()
+        if self.world and not self._stays:
+            self.world.leave(together)
 
     def _end_badly(self, error: FedError, alone: bool) -> int:
         """Tell, and leave a summary. alone: not all ranks met it; rank 0 may be the lost one."""
         if self._rank == 0 or alone:
             print(f"fedcore: {error}", file=sys.stderr, flush=True)
             self._leave_summary(error)
+        self.is_alone = alone
         if not alone:
             self.kind.close()
-        if self.world and not alone:
-            self.world.leave(together=isinstance(error, Stopped))
+            self._leave(together=isinstance(error, Stopped))
         return error.exit_code
 
     def _leave_summary(self, error: FedError) -> None:

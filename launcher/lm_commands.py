@@ -12,14 +12,19 @@ from rich.table import Table
 
 from fedcore.config_lm import LMConfig
 from fedcore.errors import ConfigError
-from launcher import cli, lm_model_commands
+from launcher import cli, lm_compare_commands, lm_model_commands
 from launcher.plain import Config, Overrides, plain
 from launcher.rundir import storage
 
 lm = typer.Typer(
     help="Language models: what a configuration means, and what a run left.", no_args_is_help=True
 )
-for command in (lm_model_commands.params, lm_model_commands.sample, lm_model_commands.export):
+for command in (
+    lm_model_commands.params,
+    lm_compare_commands.compare,
+    lm_model_commands.sample,
+    lm_model_commands.export,
+):
     lm.command()(command)
 
 

@@ -199,6 +199,8 @@ class LanguageModel:
             self.engine.close()
             self.engine = None
             gc.collect()
+            if self.lm.compile:  # the next run of this process compiles another model
+                torch.compiler.reset()
 
     def dry_run(self) -> str:
         check_names(self.config)

@@ -1,5 +1,7 @@
 """The torchrun entry: `torchrun --nproc_per_node=8 launcher/main.py [--config NAME] [--set a.b=c]`.
 
+A configuration with `experiments` is run as a list, one after another (launcher/suite.py).
+
 Exit codes: 0 done, 2 bad configuration, 3 bad data, 4 diverged, 5 a rank was lost, 75 stopped with
 a checkpoint (run the same command again to go on).
 """
@@ -18,7 +20,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of this rank."""
     first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     try:
-        request = cli.parse(argv)
+        given = cli.parser().parse_args(argv)
+        if cli.is_list(given.config):
+            from launcher import suite
+
+            return suite.main(given, first)
+        request = cli.request(given)
         if request.print_config:
             print(request.config.dump() if first else "", end="")
             return 0

@@ -75,14 +75,20 @@ class RunDir:
         """Make the directory and store the configuration and the environment with the run."""
         with storage(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            _HELD.append(alone_in(self.path))  # for as long as this process lives
+            _HELD[self.path] = alone_in(self.path)  # until `release`, or this process ends
             (self.path / "summary.json").unlink(missing_ok=True)
             write_atomically(self.path / "config.yaml", config.dump())
             facts = json.dumps(environment(world), indent=1) + "\n"
             write_atomically(self.path / "environment.json", facts)
 
+    def release(self) -> None:
+        """Let other jobs into the directory: the run is over, and this process goes on."""
+        lock = _HELD.pop(self.path, None)
+        if lock is not None:
+            lock.release()
 
-_HELD: list[FileLock] = []  # a lock is released when its object is gone
+
+_HELD: dict[Path, FileLock] = {}  # a lock is released when its object is gone
 
 
 def alone_in(path: Path) -> FileLock:

@@ -108,6 +108,23 @@ class World:
         """Whether this rank was asked to stop at the next round."""
         return self.stop_requested
 
+    def meet(self, name: str, patience: float) -> bool:
+        """Whether all ranks come to the point of that name within so many seconds.
+
+        Asks the store, not a collective: some ranks may still be waiting in another one.
+        """
+        if self.watch is None:
+            return True
+        keys = [f"met/{name}/{rank}" for rank in range(self.place.size)]
+        until = time.monotonic() + patience
+        try:
+            self.watch.store.set(keys[self.place.rank], "here")
+            while not (all_here := self.watch.store.check(keys)) and time.monotonic() < until:
+                time.sleep(0.1)
+        except (RuntimeError, OSError):
+            return False
+        return bool(all_here)
+
     def leave(self, together: bool) -> None:
         """Say goodbye; `together` = all ranks come to this point, so wait for them."""
         if together:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedcore.algorithms import ALGORITHMS
 from fedcore.objective.terms import TERMS
-from launcher import cli
+from launcher import cli, experiments
 from launcher.build import check_names
 from launcher.commands import app
 from launcher.job import kind_of
@@ -31,7 +31,13 @@ HERE = sorted(set(LINES) - {x.strip() for b in BLOCKS["extending.md"] for x in b
 @pytest.mark.parametrize("line", [x for x in HERE if "launcher/main.py" in x])
 def test_a_training_command_parses_and_names_real_things(line: str) -> None:
     words = shlex.split(line.partition("launcher/main.py")[2], comments=True)
-    config = cli.parse(words).config
+    given = cli.parser().parse_args(words)
+    if cli.is_list(given.config):
+        found = experiments.read(given.config, given.overrides, Path("runs"))
+        word = (given.experiment or "0").replace("$SLURM_ARRAY_TASK_ID", "0")
+        assert experiments.chosen(found, word)
+        return
+    config = cli.request(given).config
     if config.lm is None:
         check_names(config)
     else:

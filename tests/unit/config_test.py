@@ -9,7 +9,7 @@ import pytest
 from fedcore.config import OPERATIONAL, RunConfig
 from fedcore.config_text import known_keys, with_overrides
 from fedcore.errors import ConfigError, ConfigErrors, FedError
-from launcher import build, cli, job
+from launcher import build, cli, main
 from launcher.build import check_names
 
 
@@ -171,7 +171,7 @@ def test_the_digest_moves_with_decisive_keys_only() -> None:
 def test_every_shipped_configuration_dry_builds(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job.dry_run(cli.parse(["--config", name]))
+    assert main.main(["--config", name, "--dry-run"]) == 0
     assert "Nothing was run" in capsys.readouterr().out
 
 
