@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +21,11 @@ from torch import Tensor, nn
 
 from fedcore.config_lm import LMConfig, OptimizerConfig, ScheduleConfig
 from fedcore.lm.memory import flatness, gradient_weights, kept, law, long_run_std
+from fedcore.lm.optim import SGDM, Decoupled, RMSProp, SignSGDM
 from fedcore.lm.schedules import rates
 
 SCALES = (1e-3, 1.0, 1e3)
 Build = Callable[..., torch.optim.Optimizer]
-
-
-class SignSGDM(torch.optim.Optimizer):
-    """u = sign(m), m an exponential average of the gradient from zero; decoupled decay."""
-
-    def __init__(self, params: Iterable[Tensor], lr: float, beta1: float) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": 0.0, "beta1": beta1})
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        """One step on every parameter."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                m = self.state[p].setdefault("m", torch.zeros_like(p))
-                m.lerp_(p.grad, 1 - group["beta1"])
-                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(m.sign(), alpha=group["lr"])
-
-
-class Decoupled:
-    """A torch optimiser whose own decay is an L2 term, with the decay taken out of the gradient."""
-
-    def __init__(self, inner: torch.optim.Optimizer) -> None:
-        self.inner = inner
-        self.param_groups = [{**g, "weight_decay": 0.0} for g in inner.param_groups]
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Decay, then the torch step without any."""
-        for own, group in zip(self.param_groups, self.inner.param_groups, strict=True):
-            group["lr"] = own["lr"]
-            for p in group["params"]:
-                p.mul_(1 - own["lr"] * own["weight_decay"])
-        self.inner.step()
 
 
 def adamw(params: list[nn.Parameter], beta1: float = 0.9, beta2: float = 0.95) -> Any:
@@ -70,19 +38,24 @@ def sgd(params: list[nn.Parameter]) -> Any:
     return torch.optim.SGD(params, lr=1.0)
 
 
+def _own(kind: type[Decoupled], params: list[nn.Parameter], **settings: float) -> Any:
+    """One of our optimisers on one group."""
+    return kind([{"params": params, "lr": 1.0, "weight_decay": 0.0}], settings)
+
+
 def sgdm(params: list[nn.Parameter], beta1: float = 0.9) -> Any:
-    """torch's SGD with the momentum as an average; torch starts it at the first gradient."""
-    return Decoupled(torch.optim.SGD(params, lr=1.0, momentum=beta1, dampening=beta1))
+    """The momentum as an average."""
+    return _own(SGDM, params, beta1=beta1)
 
 
 def rmsprop(params: list[nn.Parameter], beta2: float = 0.95) -> Any:
-    """torch's RMSprop with decoupled decay."""
-    return Decoupled(torch.optim.RMSprop(params, lr=1.0, alpha=beta2, eps=1e-12))
+    """The gradient over its own root mean square."""
+    return _own(RMSProp, params, beta2=beta2, eps=1e-12)
 
 
 def signsgdm(params: list[nn.Parameter], beta1: float = 0.9) -> Any:
     """The sign of an averaged gradient."""
-    return SignSGDM(params, 1.0, beta1)
+    return _own(SignSGDM, params, beta1=beta1)
 
 
 def muon(params: list[nn.Parameter], beta1: float = 0.9, nesterov: bool = True) -> Any:
