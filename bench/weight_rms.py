@@ -101,7 +101,6 @@ def probe(build: Build, eta: np.ndarray, lam: np.ndarray) -> np.ndarray:
     p = nn.Parameter(torch.zeros(eta.size, dtype=torch.float64))
     zeros = torch.zeros(eta.size, dtype=torch.float64)
     optimizer = build([p])
-    train(optimizer, p, np.zeros(1), np.zeros(1), lambda _: zeros)  # torch's momentum from zero
     hot = zeros.clone()
 
     def gradient(step: int) -> Tensor:
