@@ -161,7 +161,8 @@ class LanguageModel:
             group_rates = GroupRates(self.lm, rates(self.lm), model, optimiser)
         engine = self._engine(model, optimiser, world)
         checkpoints = Checkpoints(run.checkpoints, comm, config.checkpoint.keep, "step")
-        monitor = Monitor(self.lm, group_rates.rates, group_rates.monitored())
+        alone = self.lm.federated is None
+        monitor = Monitor(self.lm, group_rates.rates, group_rates.monitored(), predicts=alone)
         ledger = Ledger(config, comm, data, checkpoints, telemetry, world.stopping, identity)
         self.outcome, self.engine = ledger.outcome, engine
         if not isinstance(engine, PlainEngine) or self.lm.federated is None:

@@ -144,7 +144,7 @@ def build(
     optimiser = build_optimizer(model, scaled(lm))
     group_rates = GroupRates(lm, rates(lm), model, optimiser)
     own = engine(config, model, optimiser, comm.device)
-    monitor = Monitor(lm, group_rates.rates, group_rates.monitored())
+    monitor = Monitor(lm, group_rates.rates, group_rates.monitored(), predicts=False)
     checkpoints, sink = Checkpoints(folder, comm, 2, "step"), Recorder()
     text = ToyText(*range(clients))
     ledger = Ledger(config, comm, text, checkpoints, Telemetry([sink]), stopping, {})

@@ -58,7 +58,7 @@ class LMFederation:
         while self._done < self.lm.steps:
             if self.ledger.anyone_asked():
                 self._line(None)
-                self._save()
+                self._save(last=True)
                 raise self.ledger.stopped(self._done)
             self._round()
         return self.outcome
@@ -117,7 +117,7 @@ class LMFederation:
         if evaluates:
             self.ledger.evaluate(self.engine, self._done)
         if saves:
-            self._save()
+            self._save(last=self._done == self.lm.steps)
         self._began = time.monotonic()
 
     def _line(self, before: Sequence[Tensor] | None) -> None:
@@ -140,20 +140,18 @@ class LMFederation:
     def _read(self, done: int, before: Sequence[Tensor] | None) -> dict[str, Any]:
         """What the monitor makes of the global weights, as fields of a line.
 
-        Its prediction is of one model trained alone, and so are warnings that rest on it: neither
-        is told. The update ratio is of a round's change.
+        The update ratio is of a round's change.
         """
         numel = self.rates.numel
         found = sizes(self.engine, self.comm, [*numel.values()], before)
         rms = dict(zip(numel, found.rms, strict=True))
         change = dict(zip(numel, found.change, strict=True))
         reading = self.monitor.read(Measured(done, rms, change, numel))
-        self.ledger.warn(done, [w for w in reading.alerts if not w.startswith("explosion")])
+        self.ledger.warn(done, reading.alerts)
         self.rates.control(done, rms)
-        left = float(self.left.weights[LEFT])
-        return reading.fields() | {"weight_rms_predicted": {}, "initialisation_left": left}
+        return reading.fields() | {"initialisation_left": float(self.left.weights[LEFT])}
 
-    def _save(self) -> None:
+    def _save(self, *, last: bool) -> None:
         """A checkpoint of the state between two rounds, unless there is one. Collective."""
         done = self._done
         if self.ledger.saved == done:
@@ -169,7 +167,7 @@ class LMFederation:
             "controller": self.rates.state(),
         }
         shared = {"model": self.server.weights, "outer": self.server.momentum}
-        self.ledger.save(done, shared, facts, [*self.turns.data], memory)
+        self.ledger.save(done, shared, facts, [*self.turns.data], memory, last=last)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint: on any number of ranks the run equals one never stopped."""

@@ -179,8 +179,13 @@ class Ledger:
         facts: dict[str, Any],
         clients: Sequence[int] = (),
         own: Tensors | None = None,
+        *,
+        last: bool,  # the run ends with it: without it all since the one before would be lost
     ) -> None:
-        """A checkpoint; collective. If it cannot be written that is told, and older ones stay."""
+        """A checkpoint; collective. If it cannot be written that is told, and older ones stay.
+
+        Raises `StorageError` on every rank for the last one.
+        """
         facts = facts | {
             "config": self.identity,
             "run": self.config.plain(),
@@ -191,8 +196,8 @@ class Ledger:
         try:
             self.checkpoints.save(step, shared, facts, clients, own)
         except StorageError as error:
-            if step == self.lm.steps or self.stopping():
-                raise  # nothing would be left of the run
+            if last:
+                raise
             words = f"no checkpoint of step {step}: {error}. Older ones stay; the run goes on"
             return self.warn(step, [words])
         self.saved = step

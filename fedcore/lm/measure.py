@@ -36,11 +36,11 @@ class Window:
         """
         mine = torch.stack(self._rows)[None]
         table = comm.gather(mine).cpu().double().mean(0)  # sync: once a line
-        for row, lr in zip(table, self._rates, strict=True):
+        first = last_step - len(table) + 1
+        for step, (row, lr) in enumerate(zip(table, self._rates, strict=True), first):
             loss, norm = row.tolist()
-            if not math.isfinite(loss) or not 0 <= norm < math.inf:
-                step = last_step - len(table) + 1 + table.isfinite().all(1).long().argmin().item()
-                raise LossDiverged(int(step), loss, norm, lr)
+            if not math.isfinite(loss) or not 0 <= norm < math.inf:  # DeepSpeed's bad norm is -1
+                raise LossDiverged(step, loss, norm, lr)
         self._rows, self._rates = [], []
         loss, norm = table.mean(0).tolist()
         return loss, norm

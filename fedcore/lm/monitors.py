@@ -109,8 +109,11 @@ class Monitor:
         rates: Rates,
         groups: Sequence[Group],
         state: dict[str, Any] | None = None,
+        *,
+        predicts: bool = True,  # of an average over clients the theory says nothing
     ) -> None:
         self.config, self.rates, self.groups = config, rates, tuple(groups)
+        self.predicts = predicts
         self.optimizer = scaled(config)
         self._foretold = {} if state else dict(forgetting(config, rates))
         self.state: dict[str, Any] = state or {"step": 0, "left": 1.0, "groups": {}, "told": []}
@@ -125,7 +128,7 @@ class Monitor:
         change = {
             g.name: _mean_square(g, measured.change, measured.numel) ** 0.5 for g in self.groups
         }
-        predicted = {g.name: self._predicted(g) for g in self.groups}
+        predicted = {g.name: self._predicted(g) for g in self.groups if self.predicts}
         ratio = {n: rms[n] / p for n, p in predicted.items() if p > 0}
         alerts = self._alerts(rms, ratio)
         self._remember(rms, ratio)

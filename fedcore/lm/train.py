@@ -39,7 +39,7 @@ class LMRun:
         for step in range(self.outcome.steps, self.lm.steps):
             if self.ledger.asked_to_stop(step):
                 self._line(step, None)
-                self._save(step)
+                self._save(step, last=True)
                 raise self.ledger.stopped(step)
             self._step(step)
         return self.outcome
@@ -80,7 +80,7 @@ class LMRun:
         if evaluates:
             ledger.evaluate(self.engine, done)
         if saves:
-            self._save(done)
+            self._save(done, last=done == self.lm.steps)
         self._began = time.monotonic()
 
     def _line(self, done: int, measured: Sizes | None) -> None:
@@ -106,7 +106,7 @@ class LMRun:
         self.rates.control(done, rms)
         return reading
 
-    def _save(self, done: int) -> None:
+    def _save(self, done: int, *, last: bool) -> None:
         """A checkpoint of the state after `done` steps, unless there is one. Collective."""
         if self.ledger.saved == done:
             return
@@ -119,7 +119,8 @@ class LMRun:
             "monitor": self.monitor.state,
             "controller": self.rates.state(),
         }
-        self.ledger.save(done, {"model": state.weights, "optimizer": state.memory}, facts)
+        shared = {"model": state.weights, "optimizer": state.memory}
+        self.ledger.save(done, shared, facts, last=last)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint: with the same ranks the run then equals one never stopped."""
