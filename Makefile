@@ -55,6 +55,7 @@ golden: $(READY) ## has training changed? 30 steps of every algorithm in fp64
 
 golden-update: $(READY) ## write the golden curves anew and print what changed
 	$(BIN)/python -m tests.golden.curves
+	$(BIN)/python -m tests.golden.lm_curves
 
 gpu: $(READY) ## tests that need CUDA devices
 	$(BIN)/python -m pytest -m gpu
