@@ -83,14 +83,22 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(step: Step, first: int, steps: int, device: torch.device) -> float:
-    """Seconds a step takes in a block of `steps`."""
+class Cost(NamedTuple):
+    """Of one step, in seconds: by the clock, and of all this process's threads."""
+
+    wall: float
+    processor: float
+
+
+def timed(step: Step, first: int, steps: int, device: torch.device) -> Cost:
+    """What a step costs in a block of `steps`."""
     settle(device)
-    start = time.perf_counter()
+    start, spent = time.perf_counter(), time.process_time()
     for number in range(first, first + steps):
         step(number)
     settle(device)
-    return (time.perf_counter() - start) / steps
+    wall, processor = time.perf_counter() - start, time.process_time() - spent
+    return Cost(wall / steps, processor / steps)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, repeats: int = 7) -> list[float]:
@@ -129,9 +137,20 @@ class Spread(NamedTuple):
         return f"{self.median:{form}} [{self.low:{form}}..{self.high:{form}}]"
 
 
-def paired(times: Sequence[float], reference: Sequence[float]) -> Spread:
-    """Ratios of times measured one after the other."""
-    return Spread.of([a / b for a, b in zip(times, reference, strict=True)])
+class Ratio(NamedTuple):
+    """Of costs measured one after the other; that of processor time is steadier under load."""
+
+    wall: Spread
+    processor: Spread
+
+    @classmethod
+    def of(cls, costs: Sequence[Cost], others: Sequence[Cost]) -> Ratio:
+        pairs = list(zip(costs, others, strict=True))
+        return cls(*(Spread.of([a[i] / b[i] for a, b in pairs]) for i in range(2)))
+
+    def facts(self) -> dict[str, dict[str, float]]:
+        """As JSON has it."""
+        return {name: spread._asdict() for name, spread in self._asdict().items()}
 
 
 def join(device: str, threads: int) -> World:

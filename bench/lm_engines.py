@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import time
 from pathlib import Path
 from typing import Any
 
@@ -79,30 +78,26 @@ def memory(device: torch.device) -> float:
 
 
 def compared(given: argparse.Namespace, name: str, plain: common.OurStep, here: World) -> Any:
-    """Times of a step under that engine and under `plain`, in turns; its loss is checked."""
+    """Costs of a step under that engine and under `plain`, in turns."""
     before = memory(here.device)
     step = built(given, ENGINES[name], here)
     common.timed(step, 0, given.warmup, here.device)
     held = memory(here.device) - before
-    times: dict[str, list[float]] = {"engine": [], "plain": []}
-    spent: dict[str, list[float]] = {"engine": [], "plain": []}
+    costs: dict[str, list[common.Cost]] = {"engine": [], "plain": []}
     for block in range(given.repeats):
         pair = [("engine", step), ("plain", plain)][:: -1 if block % 2 else 1]
         for which, one in pair:
             here.comm.barrier()
             first = given.warmup + block * given.steps
-            start = time.process_time()
-            times[which].append(common.timed(one, first, given.steps, here.device))
-            spent[which].append(time.process_time() - start)
+            costs[which].append(common.timed(one, first, given.steps, here.device))
     parameters = step.parameters
     step.engine.close()
     del step
     gc.collect()
     return {
         "parameters": parameters,
-        "ratio": common.paired(times["engine"], times["plain"])._asdict(),
-        "cpu_ratio": common.paired(spent["engine"], spent["plain"])._asdict(),
-        "seconds": times,
+        "ratio": common.Ratio.of(costs["engine"], costs["plain"]),
+        "costs": costs,
         "held_mib": held,
     }
 
@@ -116,9 +111,8 @@ def table(given: argparse.Namespace, found: dict[str, Any], ranks: int) -> Table
     for head in ("engine", "ms a step", "time over plain", "CPU time over plain", "MiB held"):
         sheet.add_column(head, justify="left" if head == "engine" else "right")
     for name, row in found.items():
-        milliseconds = common.Spread.of([1e3 * s for s in row["seconds"]["engine"]])
-        ratio = common.Spread(**row["ratio"]).told(".3f")
-        cpu = common.Spread(**row["cpu_ratio"]).told(".3f")
+        milliseconds = common.Spread.of([1e3 * cost.wall for cost in row["costs"]["engine"]])
+        ratio, cpu = (spread.told(".3f") for spread in row["ratio"])
         held = f"{row['held_mib']:.0f}" if row["held_mib"] else ""
         sheet.add_row(name, milliseconds.told(".0f"), ratio, cpu, held)
     return sheet
@@ -135,7 +129,8 @@ def main() -> None:
     if here.comm.rank == 0:
         Console(width=120).print(table(given, found, here.comm.size))
         print(common.told(about))
-        common.keep(given.out, {**about, "engines": found})
+        engines = {name: row | {"ratio": row["ratio"].facts()} for name, row in found.items()}
+        common.keep(given.out, {**about, "engines": engines})
     here.leave(together=True)
 
 

@@ -103,15 +103,15 @@ def variants(given: argparse.Namespace) -> Iterator[tuple[str, Callable[[int], o
             yield f"ours, ZeRO 1{suffix}", ours(given, gpt2, compile=compiled, **zero)
 
 
-def measure(given: argparse.Namespace) -> tuple[dict[str, list[float]], list[float]]:
-    """Seconds a step by variant and block, and the rate of matrix products, taken in between."""
+def measure(given: argparse.Namespace) -> tuple[dict[str, list[common.Cost]], list[float]]:
+    """Costs of a step by variant and block, and the rate of matrix products, taken in between."""
     device = torch.device(given.device)
     dtype = torch.bfloat16 if given.precision == "bf16" else torch.float32
     steps = dict(variants(given))
     for name, step in steps.items():
-        seconds = common.timed(step, 0, given.warmup, device)
-        print(f"warm: {name} ({given.warmup * seconds:.1f} s)", flush=True)
-    times: dict[str, list[float]] = {name: [] for name in steps}
+        cost = common.timed(step, 0, given.warmup, device)
+        print(f"warm: {name} ({given.warmup * cost.wall:.1f} s)", flush=True)
+    times: dict[str, list[common.Cost]] = {name: [] for name in steps}
     rate: list[float] = []
     for block in range(given.repeats):
         # every second time backwards, so that a drift of the machine favours nobody
@@ -124,22 +124,22 @@ def measure(given: argparse.Namespace) -> tuple[dict[str, list[float]], list[flo
 
 
 def rows(
-    given: argparse.Namespace, times: dict[str, list[float]], peak: float
+    given: argparse.Namespace, times: dict[str, list[common.Cost]], peak: float
 ) -> dict[str, dict[str, Any]]:
     """Tokens/s, ratio to the minimal loop of the same kind, and share of the peak, by variant."""
     tokens = given.batch * given.context
     found = {}
-    for name, seconds in times.items():
+    for name, costs in times.items():
         reference = times["minimal, compiled" if name.endswith("compiled") else "minimal"]
-        rate = common.Spread.of([tokens / s for s in seconds])
+        rate = common.Spread.of([tokens / cost.wall for cost in costs])
         flops = flops_per_token(model_of(given, "default" not in name), given.vocab)
         card = common.card_peak() if given.device == "cuda" else None
         found[name] = {
             "tokens_per_second": rate,
-            "ratio": common.paired(reference, seconds),
+            "ratio": common.Ratio.of(reference, costs),
             "share_of_matmul": rate.median * flops / peak,
             "mfu_of_card": rate.median * flops / card if card else None,
-            "seconds": seconds,
+            "costs": costs,
         }
     return found
 
@@ -148,14 +148,16 @@ def table(given: argparse.Namespace, found: dict[str, dict[str, Any]]) -> Table:
     count = sum(parameters(model_of(given, True), given.vocab).values())
     shape = f"{given.layers} layers, width {given.width}, T {given.context}, B {given.batch}"
     sheet = Table(title=f"{count:,} parameters: {shape}, {given.precision} on {given.device}")
-    for head in ("step", "tokens/s", "speed over minimal", "share of matmul", "MFU (data sheet)"):
+    heads = ("step", "tokens/s", "speed over minimal", "by CPU time", "of matmul rate", "card MFU")
+    for head in heads:
         sheet.add_column(head, justify="left" if head == "step" else "right")
     for name, row in found.items():
         card = row["mfu_of_card"]
         sheet.add_row(
             name,
             row["tokens_per_second"].told(",.0f"),
-            row["ratio"].told(".3f"),
+            row["ratio"].wall.told(".3f"),
+            row["ratio"].processor.told(".3f"),
             f"{row['share_of_matmul']:.1%}",
             f"{card:.1%}" if card else "",
         )
@@ -173,11 +175,12 @@ def main() -> None:
     about = common.facts(vars(given), torch.device(given.device))
     Console(width=130).print(table(given, found))
     print(f"matmul {peak.told('.3e')} FLOP/s; {common.told(about)}")
-    plain = {
-        k: {a: b._asdict() if isinstance(b, tuple) else b for a, b in v.items()}
-        for k, v in found.items()
+    steps = {
+        name: row
+        | {"tokens_per_second": row["tokens_per_second"]._asdict(), "ratio": row["ratio"].facts()}
+        for name, row in found.items()
     }
-    common.keep(given.out, {**about, "matmul_flops": peak._asdict(), "steps": plain})
+    common.keep(given.out, {**about, "matmul_flops": peak._asdict(), "steps": steps})
 
 
 if __name__ == "__main__":
