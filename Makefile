@@ -14,7 +14,7 @@ ROOT       := $(filter 0,$(shell id -u))
 DESELECT   := not gpu$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check law procs golden golden-update gpu format bench clean
+.PHONY: help setup run smoke test check law procs golden golden-update gpu format bench bench-lm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -66,6 +66,10 @@ format: $(READY) ## format and mend what ruff can
 
 bench: $(READY) ## v14 against v4, fedavg and central training, three seeds each
 	$(BIN)/python bench/baselines.py
+
+bench-lm: $(READY) ## language models: our step beside a minimal GPT's, ZeRO beside plain DDP
+	PYTHONPATH=. $(BIN)/python bench/lm_step.py
+	PYTHONPATH=. $(BIN)/torchrun --standalone --nproc_per_node=2 bench/lm_engines.py
 
 clean: ## remove runs, shards and caches (keeps .venv)
 	rm -rf runs data_shards/store .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -34,6 +34,9 @@ OFFLOADED = {
     "optimizer": ("offload_optimizer",),
     "all": ("offload_optimizer", "offload_param"),
 }
+CPU_BUCKET = 2_000_000
+"""Numbers in one sum of gradients on CPUs. DeepSpeed's own, 250 times that, is a buffer taken anew
+from the system each step: bench/lm_engines.py."""
 
 
 def to_deepspeed(config: RunConfig, ranks: int, cuda: bool) -> dict[str, Any]:
@@ -44,6 +47,7 @@ def to_deepspeed(config: RunConfig, ranks: int, cuda: bool) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": lm.zero_stage}
     if lm.zero_stage:
         zero |= {"overlap_comm": cuda, "contiguous_gradients": True}
+        zero |= {} if cuda else {"reduce_bucket_size": CPU_BUCKET}
         zero |= {part: {"device": "cpu", "pin_memory": cuda} for part in OFFLOADED[lm.offload]}
     return {
         "train_batch_size": lm.batch_size,
@@ -92,6 +96,8 @@ class DeepSpeedEngine:
         self.rank, self.ranks = rank, ranks
         if device.type == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"  # read on import
+        # it insists on torchrun's variable, which a single process and Slurm's step lack
+        os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
         with _quiet():
             import deepspeed
 

@@ -85,6 +85,7 @@ class Case:
         self.kind, self.kept, self.here = LanguageModel(config), Kept(), here
         self.kind.open(prepare_text.store_dir(config))
         run = RunDir(folder)
+        run.path.mkdir(parents=True, exist_ok=True)
         self.run: LMRun = self.kind.build(here, Telemetry([self.kept]), run, {})
 
     def go(self, stop: int = STEPS) -> None:

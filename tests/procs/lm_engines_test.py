@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.procs.lm_engines import BF16, ENGINES, STEPS, STOP, TAKEN_ON, VARIANTS
-from tests.procs.runs import ROOT
+from tests.procs.runs import ROOT, completed
 
 pytestmark = pytest.mark.procs
 SCRIPT = str(Path(__file__).with_name("lm_engines.py"))
@@ -77,3 +77,11 @@ def test_bf16_stays_near(name: str, found: dict[int, Any]) -> None:
     reference, case = found[1]["plain"], found[2][f"{name} bf16"]
     assert curve(case, "loss") == pytest.approx(curve(reference, "loss"), rel=ALIKE)
     assert curve(case, "loss") != curve(reference, "loss"), "that was not bf16"
+
+
+def test_deepspeed_needs_no_torchrun(tmp_path: Path) -> None:
+    """A single process, and a Slurm step, have no LOCAL_RANK."""
+    small = ("lm.model.layers=1", "lm.model.width=16", "lm.model.heads=2", "lm.model.context=16")
+    data = (f"data.store={tmp_path / 'store'}", "lm.data.limit=30_000")
+    words = ("device=cpu", "lm.engine=deepspeed", "lm.steps=2", *small, *data)
+    assert completed(0, tmp_path / "run", "--config", "lm_small", "--set", *words)["steps"] == 2
