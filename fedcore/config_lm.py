@@ -179,6 +179,12 @@ class LMFederatedConfig(Section):
     outer: OuterConfig = OuterConfig()
     """The server's optimiser."""
 
+    @model_validator(mode="after")
+    def _of_clients(self) -> LMFederatedConfig:
+        if self.per_round is not None and self.per_round > self.clients:
+            raise ValueError(f"per_round is at most clients={self.clients}, not {self.per_round}")
+        return self
+
 
 class LMConfig(Section):
     """A language-model run."""

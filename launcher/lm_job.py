@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from data_shards.tars import check
 from data_shards.text.manifest import TokenManifest
 from data_shards.text.read import TokenStream
 from fedcore.checkpoint import Checkpoints
@@ -41,8 +42,15 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 def check_names(config: RunConfig) -> None:
     """Look up what only the registries know: the schedules."""
-    assert config.lm is not None
-    rates(config.lm.model_copy(update={"steps": 1}))
+    lm = config.lm
+    assert lm is not None
+    rates(lm.model_copy(update={"steps": 1}))
+    optimizer = scaled(lm)
+    eta = max(optimizer.lr, optimizer.muon_lr if optimizer.name == "muon" else 0.0)
+    if eta * optimizer.weight_decay >= 1:  # a step would turn the weights round
+        want = f"below 1 / lr: a step keeps 1 - lr weight_decay of the weights, and lr is {eta:g}"
+        key, way_out = "lm.optimizer.weight_decay", f"at most {0.1 / eta:.3g}, or a smaller lr"
+        raise ConfigError(key, optimizer.weight_decay, want, way_out)
 
 
 def check_batch(config: RunConfig, ranks: int) -> None:
@@ -84,6 +92,7 @@ class LanguageModel:
 
     def open(self, store: Path) -> str:
         self.store, self.manifest = store, TokenManifest.load(store)
+        check(store, self.manifest.vocabulary.file)
         return self.manifest.digest()
 
     @property
@@ -132,6 +141,9 @@ class LanguageModel:
             takers = min(self.lm.federated.per_round or len(clients), len(clients))
             trained *= takers
         found = []
+        if self.lm.schedule.warmup >= self.lm.steps:
+            rise = f"lm.schedule.warmup {self.lm.schedule.warmup} is not over after lm.steps"
+            found.append(f"{rise} {self.lm.steps}: eta never reaches its peak")
         if trained >= 20 * held:
             times = f"{trained / held:.0f} epochs"
             found.append(f"{times}: the run goes that often through {held:,} tokens")
@@ -206,11 +218,12 @@ class LanguageModel:
     def dry_run(self) -> str:
         check_names(self.config)
         check_batch(self.config, int(os.environ.get("WORLD_SIZE", "1")))
+        ids = prepare_text.ids_of(self.lm.data)
         with torch.device("meta"):
-            model = build_model(self.config, self.lm.data.vocab_size)
+            model = build_model(self.config, ids)
         parameters = sum(p.numel() for p in model.parameters())
         return (
             f"{lm_info(self.config)['model']} with {parameters:,} parameters (for a vocabulary of "
-            f"{self.lm.data.vocab_size:,}), {self.lm.steps:,} steps, {self.lm.optimizer.name} "
+            f"{ids:,}), {self.lm.steps:,} steps, {self.lm.optimizer.name} "
             f"{self.lm.schedule.name}, {self.lm.engine}"
         )

@@ -10,15 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedcore.config_lm import LMConfig, LMDataConfig
+from fedcore.config_lm import LMConfig
 from fedcore.errors import ConfigError
 from launcher.plain import Config, Overrides, plain
 
 if TYPE_CHECKING:
     from fedcore.lm.model import TransformerLM
-
-BYTES = 257
-"""Ids of the tokenizer `bytes`: each byte, and the end of a document."""
 
 
 class Vocabulary(Protocol):
@@ -32,15 +29,6 @@ class Vocabulary(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids."""
-
-
-def ids_of(data: LMDataConfig) -> int:
-    """Size of the vocabulary; bpe has this many at most (fewer where its text is small)."""
-    if data.tokenizer == "file":
-        raise ConfigError(
-            "--vocab", None, "the number of ids in lm.data.vocabulary", "--vocab 50257"
-        )
-    return BYTES if data.tokenizer == "bytes" else data.vocab_size
 
 
 def parts_table(lm: LMConfig, vocab_size: int) -> Table:
@@ -88,6 +76,7 @@ def params(
     Example: fedcore lm params lm_small --set lm.model.width=768 --vocab 50257
     """
     from launcher.lm_commands import lm_config
+    from launcher.prepare_text import ids_of
 
     section = lm_config(config, overrides or [])
     size = vocab or ids_of(section.data)
@@ -176,15 +165,15 @@ def export(
 
     Example: fedcore lm export runs/lm_small-s0-0123abcd exported --format llama
     """
-    import shutil
-
+    from data_shards.text.tokenizers import ByteTokenizer, byte_library
     from fedcore.lm.export import export_model, format_of
-    from launcher.lm_stored import load_stored
+    from launcher.lm_stored import load_stored, load_vocabulary
     from launcher.rundir import storage
 
     stored = load_stored(checkpoint)
     file = export_model(stored.model, out, format_of(form))
     if stored.vocabulary.is_file():
+        own = load_vocabulary(stored)
         with storage(out):
-            shutil.copyfile(stored.vocabulary, out / stored.vocabulary.name)
+            (byte_library() if isinstance(own, ByteTokenizer) else own).save(out)
     typer.echo(file)

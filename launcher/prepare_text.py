@@ -15,7 +15,7 @@ from data_shards.text.manifest import TokenManifest
 from data_shards.text.write import write
 from data_shards.write import Tick
 from fedcore.config import RunConfig
-from fedcore.config_lm import LMConfig
+from fedcore.config_lm import LMConfig, LMDataConfig
 from fedcore.errors import ConfigError
 from launcher.once import once
 
@@ -83,6 +83,15 @@ def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
 def ensure(config: RunConfig) -> Path:
     """The shards of a run, made if missing: no choice is left that a user would have to make."""
     return make(config)
+
+
+def ids_of(data: LMDataConfig) -> int:
+    """Size of the vocabulary; a bpe has this many at most, and fewer where its text is small."""
+    if data.tokenizer == "bytes":
+        return tokenizers.ByteTokenizer().vocab_size
+    if data.vocabulary is not None:
+        return tokenizers.load(data.vocabulary).vocab_size
+    return data.vocab_size
 
 
 def steps(config: RunConfig) -> int:

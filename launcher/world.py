@@ -61,6 +61,18 @@ class Place:
             return cls._of_slurm(env)
         return cls()
 
+    def as_torchrun(self) -> dict[str, str]:
+        """torchrun's variables: DeepSpeed and accelerate look nowhere else, and the second of them
+        would train each rank alone without a word."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+
     @classmethod
     def _of_slurm(cls, env: Mapping[str, str]) -> Place:
         port = int(env.get("MASTER_PORT", 20000 + int(env["SLURM_JOB_ID"]) % 20000))
@@ -146,6 +158,8 @@ def join(config: RunConfig, on_lost: Callable[[CollectiveError], None]) -> World
     place = Place.of(os.environ)
     torch.set_num_threads(config.threads)
     device = pick_device(config.device, place)
+    if config.lm and config.lm.engine != "plain":
+        os.environ.update(place.as_torchrun())
     if place.size == 1:
         if config.lm and config.lm.engine != "plain":  # these libraries want a group of one, too
             _join_group(place, device, HashStore(), config.server.timeout)

@@ -63,6 +63,20 @@ class ByteTokenizer:
         (folder / FILE).write_text(json.dumps(BYTES) + "\n", encoding="utf-8")
 
 
+def byte_library() -> LibraryTokenizer:
+    """`ByteTokenizer` as other programs read it: a byte-level BPE without merges, the same ids."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    # byte-level BPE writes the bytes that do not print as the letters from U+0100 on
+    letters = {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+    inner = Tokenizer(models.BPE(letters, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    return LibraryTokenizer(inner)
+
+
 class LibraryTokenizer:
     """A tokenizer of the `tokenizers` library."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedcore.config import RunConfig
-from fedcore.errors import ConfigError
+from fedcore.errors import CollectiveError, ConfigError
 from fedcore.lm.engine import EngineState, load_state, split, state_of
 
 MIXED = {"fp32": "no", "bf16": "bf16"}
@@ -46,6 +46,10 @@ class AccelerateEngine:
         self.accelerator = Accelerator(
             cpu=device.type == "cpu", mixed_precision=MIXED[config.precision]
         )
+        found = self.accelerator.num_processes
+        if found != ranks:
+            reason = f"accelerate sees {found} rank(s), and there are {ranks}"
+            raise CollectiveError("accelerate", rank, reason)
         called = torch.compile(model) if lm.compile else model
         self.called: Any
         self.called, self.optimiser = self.accelerator.prepare(called, optimiser)

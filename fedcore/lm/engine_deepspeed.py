@@ -96,8 +96,6 @@ class DeepSpeedEngine:
         self.rank, self.ranks = rank, ranks
         if device.type == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"  # read on import
-        # it insists on torchrun's variable, which a single process and Slurm's step lack
-        os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
         with _quiet():
             import deepspeed
 

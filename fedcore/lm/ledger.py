@@ -198,7 +198,9 @@ class Ledger:
         except StorageError as error:
             if last:
                 raise
-            words = f"no checkpoint of step {step}: {error}. Older ones stay; the run goes on"
+            words = (
+                f"no checkpoint of step {step}: {error}. The run goes on; older ones, if any, stay"
+            )
             return self.warn(step, [words])
         self.saved = step
         self.telemetry.checkpointed(time.monotonic() - began)

@@ -87,7 +87,7 @@ class Reading:
     update_ratio: dict[str, float]
     layer_rms: dict[str, float]  # by parameter
     memory_steps: dict[str, float]
-    initialisation_left: float
+    initialisation_left: float | None
     alerts: tuple[str, ...]  # each once in a run
 
     def fields(self) -> dict[str, Any]:
@@ -115,7 +115,10 @@ class Monitor:
         self.config, self.rates, self.groups = config, rates, tuple(groups)
         self.predicts = predicts
         self.optimizer = scaled(config)
-        self._foretold = {} if state else dict(forgetting(config, rates))
+        # a controller's lam and an average over clients are not what the rates alone foretell
+        self._by_rates = predicts and config.monitor.target_rms is None
+        foretells = self._by_rates and not state
+        self._foretold = dict(forgetting(config, rates)) if foretells else {}
         self.state: dict[str, Any] = state or {"step": 0, "left": 1.0, "groups": {}, "told": []}
 
     def read(self, measured: Measured) -> Reading:
@@ -139,7 +142,7 @@ class Monitor:
             update_ratio={n: change[n] / r for n, r in rms.items() if r > 0},
             layer_rms=dict(measured.rms) if self.config.monitor.per_layer else {},
             memory_steps=self._memory_steps(measured.step),
-            initialisation_left=self.state["left"],
+            initialisation_left=self.state["left"] if self._by_rates else None,
             alerts=alerts,
         )
 
@@ -199,6 +202,8 @@ class Monitor:
         """T1, T2 where there are such moments, and T3 of the main group in the last step."""
         named = zip(("T1", "T2"), moments(self.optimizer), strict=True)
         found = {name: 1 / (1 - beta) for name, beta in named if beta is not None}
+        if self.config.monitor.target_rms is not None:  # each layer has a lam of its own
+            return found
         return found | {"T3": inverse(self._pull(max(0, step - 1)))}
 
     def _remember(self, rms: Mapping[str, float], ratio: Mapping[str, float]) -> None:
@@ -228,7 +233,7 @@ class Monitor:
 
     def _explosion(self, name: str, known: Mapping[str, Any], ratio: float) -> dict[str, str]:
         """RMS over its prediction past 2, and rising."""
-        if not max(EXPLODED, known["ratio"]) < ratio:
+        if self.state["step"] == 0 or not max(EXPLODED, known["ratio"]) < ratio:
             return {}
         return {
             f"explosion {name}": f"explosion: the RMS of group {name} is {ratio:.2f} times what "

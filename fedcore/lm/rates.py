@@ -84,7 +84,8 @@ class GroupRates:
         if self.controller is None or step >= len(self.rates.eta_share):
             return
         held = {name: rms[name] for name in self.controller.std}
-        eta = self.groups[0]["lr"] * float(self.rates.eta_share[step])
+        share = float(self.rates.eta_share[step])
+        eta = {n: g["lr"] * share for g in self.groups for n in g["names"] if n in held}
         self._decays = self.controller.decays(step, held, eta)
 
     def state(self) -> dict[str, Any]:

@@ -62,15 +62,17 @@ class RMSController:
     std: Mapping[str, float]  # c by parameter, for the first value
     state: dict[str, Any] = field(default_factory=dict)  # step, eta, rms and decay by parameter
 
-    def decays(self, step: int, rms: Mapping[str, float], eta: float) -> dict[str, float]:
+    def decays(
+        self, step: int, rms: Mapping[str, float], eta: Mapping[str, float]
+    ) -> dict[str, float]:
         """lam by parameter from now on; nothing before eta is first above 0.
 
-        eta: rate of the coming step; rms: measured after `step` steps.
+        eta: rates of the coming step; rms: measured after `step` steps.
         """
-        if eta <= 0 or step == self.state.get("step"):
+        if min(eta.values(), default=0.0) <= 0 or step == self.state.get("step"):
             return dict(self.state.get("decay", {}))
-        decay = {name: self._one(name, value, step, eta) for name, value in rms.items()}
-        self.state = {"step": step, "eta": eta, "rms": dict(rms), "decay": decay}
+        decay = {name: self._one(name, value, step, eta[name]) for name, value in rms.items()}
+        self.state = {"step": step, "eta": dict(eta), "rms": dict(rms), "decay": decay}
         return decay
 
     def _one(self, name: str, rms: float, step: int, eta: float) -> float:
@@ -78,6 +80,6 @@ class RMSController:
         if before <= 0 or rms <= 0:
             return resting_decay(self.target, self.std[name], eta)
         # eta moves little between two measurements: its mean is that of the ends
-        pulled = self.state["decay"][name] * (self.state["eta"] + eta) / 2
+        pulled = self.state["decay"][name] * (self.state["eta"][name] + eta) / 2
         steps = step - self.state["step"]
         return decay_for(rms, before, self.target, pulled=pulled, eta=eta, steps=steps)

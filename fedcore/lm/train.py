@@ -11,6 +11,7 @@ from fedcore.lm.ledger import Ledger, LMOutcome
 from fedcore.lm.measure import Sizes, Window, copies, sizes
 from fedcore.lm.monitors import Measured, Monitor, Reading
 from fedcore.lm.rates import GroupRates
+from fedcore.server.comm import foreign_collectives
 from fedcore.telemetry.events import LMResumeEvent
 
 
@@ -33,6 +34,10 @@ class LMRun:
 
     def run(self) -> LMOutcome:
         """All remaining steps. Raises `Stopped` after a checkpoint when asked to stop."""
+        with foreign_collectives("training", self.comm.rank):
+            return self._run()
+
+    def _run(self) -> LMOutcome:
         if self.outcome.steps == 0:
             self._read(0, sizes(self.engine, self.comm, [*self.rates.numel.values()]))
         self._began = time.monotonic()

@@ -73,6 +73,24 @@ def together(comm: Comm) -> Iterator[None]:
     agree(comm, error)
 
 
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Whether a library's own collective failed: gloo raises plain RuntimeErrors in a backward."""
+    text = str(error)
+    return isinstance(error, dist.DistError) or "gloo/transport" in text or "NCCL error" in text
+
+
+@contextmanager
+def foreign_collectives(operation: str, rank: int) -> Iterator[None]:
+    """Inside, a collective that a library made and that failed is a `CollectiveError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        reason = str(error).splitlines()[0][:300]
+        raise CollectiveError(operation, rank, reason) from error
+
+
 # torch 2.14 renamed it, and warns about the old name on every call
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 

@@ -25,7 +25,10 @@ TINY = {
     },
     "experiments": [
         {"name": "first"},
-        {"name": "explodes", "set": {"lm.optimizer.lr": 1e30, "lm.steps": 10}},
+        {
+            "name": "explodes",
+            "set": {"lm.optimizer.lr": 1e30, "lm.optimizer.weight_decay": 0, "lm.steps": 10},
+        },
         {"name": "last", "set": {"lm.model.feed_forward": "silu", "lm.steps": 10}},
     ],
 }

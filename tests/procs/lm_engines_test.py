@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.procs.lm_engines import BF16, ENGINES, STEPS, STOP, TAKEN_ON, VARIANTS
-from tests.procs.runs import ROOT, completed
+from tests.procs.runs import ROOT, command, completed, summary
 
 pytestmark = pytest.mark.procs
 SCRIPT = str(Path(__file__).with_name("lm_engines.py"))
@@ -79,8 +80,44 @@ def test_bf16_stays_near(name: str, found: dict[int, Any]) -> None:
     assert curve(case, "loss") != curve(reference, "loss"), "that was not bf16"
 
 
+@pytest.mark.parametrize("engine", ["deepspeed", "accelerate"])
+def test_a_slurm_step_is_one_world(engine: str, tmp_path: Path) -> None:
+    """srun sets none of torchrun's variables: accelerate would train each rank alone."""
+    small = ("lm.model.layers=1", "lm.model.width=16", "lm.model.heads=2", "lm.model.context=16")
+    data = (f"data.store={tmp_path / 'store'}", "lm.data.limit=30_000")
+    rates = ("lm.steps=20", "lm.optimizer.lr=0.01", "lm.schedule.warmup=0")
+    words = ("--config", "lm_small", "--set", "device=cpu", *rates, *small, *data)
+    alone = completed(0, tmp_path / "alone", *words)
+    step = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    ranks = [
+        subprocess.Popen(
+            command(0, tmp_path / "step", *words, f"lm.engine={engine}"),
+            env={**os.environ, **step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            cwd=ROOT,
+        )
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    found = summary(tmp_path / "step")
+    assert found["world_size"] == 2
+    assert found["final_eval_loss"] == pytest.approx(alone["final_eval_loss"], rel=SAME)
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
+
+
 def test_deepspeed_needs_no_torchrun(tmp_path: Path) -> None:
-    """A single process, and a Slurm step, have no LOCAL_RANK."""
+    """A single process has no LOCAL_RANK."""
     small = ("lm.model.layers=1", "lm.model.width=16", "lm.model.heads=2", "lm.model.context=16")
     data = (f"data.store={tmp_path / 'store'}", "lm.data.limit=30_000")
     words = ("device=cpu", "lm.engine=deepspeed", "lm.steps=2", *small, *data)

@@ -60,11 +60,12 @@ def test_gpt2_is_a_few_settings(tmp_path: Path) -> None:
     assert rows(result)["total"] == "124,439,808"
 
 
-def test_a_vocabulary_from_disk_needs_its_size(tmp_path: Path) -> None:
+def test_a_vocabulary_from_disk_is_read_or_its_size_given(tmp_path: Path) -> None:
     section = "lm: {data: {tokenizer: file, vocabulary: some.json}}"
     result = params(tmp_path, section=section)
     assert result.exit_code == 2
-    assert "--vocab" in result.output
+    assert "some.json" in result.output
+    assert params(tmp_path, "--vocab", "300", section=section).exit_code == 0
 
 
 def small(vocab_size: int = 257) -> TransformerLM:

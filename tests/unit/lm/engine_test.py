@@ -72,6 +72,8 @@ def test_offloading_names_what_leaves_the_device(offload: str, stage: int, parts
         ("lm.data.tokenizer=file", ["vocabulary: PATH"]),
         ("clients.count=3", ["clients", "below lm"]),
         ("lm.steps=0", ["lm.steps", "0"]),
+        ("lm.federated={clients: 4, per_round: 5}", ["per_round", "clients=4"]),
+        ("lm.optimizer.weight_decay=1500", ["lm.optimizer.weight_decay", "1500", "below 1 / lr"]),
         ("lm.optimizer.lr=.inf", ["lm.optimizer.lr"]),
         ("lm.optimiser.lr=1", ["lm.optimiser", "Try lm.optimizer"]),
     ],
@@ -82,6 +84,13 @@ def test_a_mistake_names_key_value_and_way_out(override: str, words: list[str]) 
     assert caught.value.exit_code == 2
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_dry_run_counts_the_ids_of_the_tokenizer() -> None:
+    assert (
+        "3,345,152 parameters (for a vocabulary of 257)"
+        in LanguageModel(cli.load_config("lm_small")).dry_run()
+    )
 
 
 def test_a_batch_that_cannot_be_cut_names_the_next_that_can() -> None:

@@ -235,7 +235,7 @@ def test_the_rms_is_held_within_three_percent(mean: float, start: float, name: s
         if step % every == 0:
             seen.append(float(p.detach().square().mean().sqrt()))
             control = RMSController(target, control.std, json.loads(json.dumps(control.state)))
-            lam = control.decays(step, {"p": seen[-1]}, float(eta[step]))["p"]
+            lam = control.decays(step, {"p": seen[-1]}, {"p": float(eta[step])})["p"]
         optimizer.param_groups[0].update(lr=float(eta[step]), weight_decay=lam)
         p.grad = mean + torch.randn(4000, generator=draw)
         optimizer.step()

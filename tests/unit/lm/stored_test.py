@@ -39,7 +39,7 @@ def test_a_sample_is_the_same_for_the_same_seed(trained: Path) -> None:
 
 
 def test_transformers_gives_the_same_logits(trained: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     done = CliRunner().invoke(app, ["lm", "export", str(trained), str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
@@ -47,7 +47,12 @@ def test_transformers_gives_the_same_logits(trained: Path, tmp_path: Path) -> No
     ours = load_stored(trained).model(tokens)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(tokens).logits
     assert torch.allclose(ours, theirs, atol=1e-5)
-    assert (tmp_path / "out" / "tokenizer.json").is_file()
+    text = "def naïve(x):\n\treturn '日本' # \x00\x7f"
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "out" / "tokenizer.json"))
+    ids = theirs(text, add_special_tokens=False)["input_ids"]
+    assert ids == list(text.encode()), "the ids that the model was trained on"
+    assert theirs.decode(ids) == text
+    assert theirs.convert_tokens_to_ids("<|endoftext|>") == 256
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_read(
@@ -119,4 +124,5 @@ def test_a_controller_holds_every_matrix_at_its_target(tmp_path: Path) -> None:
     last = [e.layer_rms for e in kept.events if getattr(e, "layer_rms", None)][-1]
     held = {k: v for k, v in last.items() if not k.startswith(("ln", "layers.0.ln"))}
     assert len(held) == 9
+    assert not kept.warnings, "nothing exploded, and the rates foretell nothing of a held lam"
     assert all(0.0375 < rms < 0.0625 for rms in held.values()), held
