@@ -77,6 +77,10 @@ class Report:
     def sentences(self) -> Iterator[str]:
         """What the operator should know."""
         memory, schedule = self.memory, self.config.schedule
+        if self.config.federated is not None:
+            yield "federated: these numbers are of one client that trains alone, without the server"
+        if self.config.monitor.target_rms is not None:
+            yield "lm.monitor.target_rms: each layer gets a lam of its own, which is not shown here"
         yield from (words for _, words in forgetting(self.config, rates(self.config)))
         if memory.flatness_inner > UNEVEN:
             yield (

@@ -104,3 +104,14 @@ def test_the_schedules_are_listed() -> None:
     got = call("schedules")
     assert got.exit_code == 0
     assert all(name in got.output for name in LM_SCHEDULES.names())
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"federated": {}}, "one client that trains alone"),
+        ({"monitor": {"target_rms": 0.1}}, "a lam of its own"),
+    ],
+)
+def test_what_the_numbers_leave_out_is_said(values: dict, words: str) -> None:
+    assert words in next(Report.of(LMConfig.model_validate(values)).sentences())
