@@ -36,7 +36,7 @@ test: $(READY) ## the whole test suite
 	@test -n "$(PROMETHEUS)" || echo "prometheus is not installed: its scrape test is left out"
 	@test -n "$(ROOT)" || echo "not root: the full-disk test, which mounts a small disk, is left out"
 	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs" $(ARGS)
-	$(BIN)/python -m pytest -m "$(DESELECT) and procs" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "$(DESELECT) and procs" $(ARGS)
 
 check: $(READY) ## the gate before a commit: format, lint, types, floors, unit and law tests
 	$(BIN)/ruff format --check .

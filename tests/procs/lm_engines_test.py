@@ -80,14 +80,13 @@ def test_bf16_stays_near(name: str, found: dict[int, Any]) -> None:
     assert curve(case, "loss") != curve(reference, "loss"), "that was not bf16"
 
 
-@pytest.mark.parametrize("engine", ["deepspeed", "accelerate"])
-def test_a_slurm_step_is_one_world(engine: str, tmp_path: Path) -> None:
+def test_a_slurm_step_is_one_world(tmp_path: Path) -> None:
     """srun sets none of torchrun's variables: accelerate would train each rank alone."""
     small = ("lm.model.layers=1", "lm.model.width=16", "lm.model.heads=2", "lm.model.context=16")
     data = (f"data.store={tmp_path / 'store'}", "lm.data.limit=30_000")
     rates = ("lm.steps=20", "lm.optimizer.lr=0.01", "lm.schedule.warmup=0")
     words = ("--config", "lm_small", "--set", "device=cpu", *rates, *small, *data)
-    alone = completed(0, tmp_path / "alone", *words)
+    alone = completed(0, tmp_path / "alone", *words, "lm.engine=deepspeed")
     step = {
         "SLURM_JOB_ID": "1",
         "SLURM_STEP_NUM_TASKS": "2",
@@ -97,7 +96,7 @@ def test_a_slurm_step_is_one_world(engine: str, tmp_path: Path) -> None:
     }
     ranks = [
         subprocess.Popen(
-            command(0, tmp_path / "step", *words, f"lm.engine={engine}"),
+            command(0, tmp_path / "step", *words, "lm.engine=accelerate"),
             env={**os.environ, **step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
             cwd=ROOT,
         )
@@ -114,11 +113,3 @@ def free_port() -> int:
         listening.bind(("127.0.0.1", 0))
         port: int = listening.getsockname()[1]
         return port
-
-
-def test_deepspeed_needs_no_torchrun(tmp_path: Path) -> None:
-    """A single process has no LOCAL_RANK."""
-    small = ("lm.model.layers=1", "lm.model.width=16", "lm.model.heads=2", "lm.model.context=16")
-    data = (f"data.store={tmp_path / 'store'}", "lm.data.limit=30_000")
-    words = ("device=cpu", "lm.engine=deepspeed", "lm.steps=2", *small, *data)
-    assert completed(0, tmp_path / "run", "--config", "lm_small", "--set", *words)["steps"] == 2
