@@ -16,7 +16,7 @@ import torch
 
 from data_shards.text.read import get_batch
 from fedcore.config import RunConfig
-from fedcore.lm.engine import Engine
+from fedcore.lm.engine import Engine, Trained
 from fedcore.lm.engines import build_engine
 from fedcore.lm.measure import Window
 from fedcore.lm.optim import build_optimizer
@@ -63,7 +63,7 @@ class OurStep:
         self.parameters = sum(p.numel() for p in model.parameters())
         optimiser = build_optimizer(model, config.lm.optimizer)
         self.rates = GroupRates(config.lm, rates(config.lm), model, optimiser)
-        self.engine: Engine = build_engine(config, model, optimiser, device, ranks, rank)
+        self.engine: Engine = build_engine(Trained(config, model, optimiser, device, ranks, rank))
 
     def __call__(self, step: int) -> torch.Tensor:
         """One optimiser step; this rank's loss []."""

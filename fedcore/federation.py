@@ -24,7 +24,7 @@ from fedcore.schedule import progress
 from fedcore.server import consensus
 from fedcore.server.average import average_models
 from fedcore.server.collective import Collected, ServerCollective
-from fedcore.server.comm import Comm
+from fedcore.server.comm import Comm, on_any
 from fedcore.server.fusion import FUSIONS, ClientModel
 from fedcore.server.participants import participants
 from fedcore.telemetry.events import ClientEvent, ResumeEvent, RoundEvent, WarningEvent
@@ -86,7 +86,7 @@ class Federation:
     def run(self) -> Outcome:
         """All remaining rounds. Raises `Stopped` after a checkpoint when asked to stop."""
         for round in range(self.outcome.rounds, self.config.rounds):
-            if self._asked_to_stop():
+            if on_any(self.comm, self.stopping()):
                 self._save(round)
                 raise Stopped(round, str(self.checkpoints.folder / "latest"))
             self._round(round)
@@ -310,10 +310,6 @@ class Federation:
     def _participants(self, round: int) -> set[int]:
         config = self.config
         return set(participants(self.server.clients, config.clients.per_round, config.seed, round))
-
-    def _asked_to_stop(self) -> bool:
-        asked = torch.tensor([int(self.stopping())], device=self.comm.device)
-        return bool(self.comm.max(asked).item())
 
     def _last(self, round: int) -> bool:
         return round + 1 == self.config.rounds

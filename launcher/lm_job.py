@@ -16,7 +16,7 @@ from data_shards.text.read import TokenStream
 from fedcore.checkpoint import Checkpoints
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
-from fedcore.lm.engine import Engine, PlainEngine
+from fedcore.lm.engine import Engine, PlainEngine, Trained
 from fedcore.lm.engines import build_engine
 from fedcore.lm.federated import LMFederation
 from fedcore.lm.ledger import Ledger, LMOutcome
@@ -186,8 +186,10 @@ class LanguageModel:
         """An engine of all ranks, or of this rank alone for its clients."""
         comm = world.comm
         if self.lm.federated:
-            return PlainEngine(self.config, model, optimiser, world.device)
-        return build_engine(self.config, model, optimiser, world.device, comm.size, comm.rank)
+            return PlainEngine(Trained(self.config, model, optimiser, world.device))
+        return build_engine(
+            Trained(self.config, model, optimiser, world.device, comm.size, comm.rank)
+        )
 
     def _stream(self, manifest: TokenManifest, client: int) -> TokenStream:
         context, order = self.lm.model.context, self.lm.data.order

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from fedcore.config import RunConfig
 from fedcore.errors import CollectiveError, ConfigError, FedError, Stopped
-from fedcore.server.comm import together
+from fedcore.server.comm import on_any, together
 from launcher import cli, entry, experiments, suite_table, world
 from launcher.experiments import Run
 from launcher.job import Job, kind_of
@@ -124,7 +124,7 @@ class Suite:
     def _all(self, here: world.World) -> int:
         """Run them; the exit code of the list."""
         for run in self.mine:
-            code = STOPPED if _asked_to_stop(here) else self._one(here, run)
+            code = STOPPED if on_any(here.comm, here.stopping()) else self._one(here, run)
             if self.job is not None and self.job.is_alone:
                 return code
             self._clear(here)
@@ -188,9 +188,3 @@ def _joins_with(runs: Sequence[Run]) -> RunConfig:
     """A configuration with what any run wants of the world: some engines want a group of one."""
     wants = [run.config for run in runs if run.config.lm and run.config.lm.engine != "plain"]
     return (wants or [runs[0].config])[0]
-
-
-def _asked_to_stop(here: world.World) -> bool:
-    """Whether any rank was. Collective."""
-    asked = torch.tensor([int(here.stopping())], device=here.comm.device)
-    return bool(here.comm.max(asked).item())

@@ -15,6 +15,7 @@ FLOORS = {
     "fedcore.config_text": 0,
     "fedcore.config_section": 0,
     "fedcore.config_lm": 0,
+    "fedcore.config_algorithm": 0,
     "fedcore.registry": 0,
     "fedcore.schedule": 0,
     "fedcore.seeds": 0,

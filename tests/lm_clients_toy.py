@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcore.checkpoint import Checkpoints
 from fedcore.config import RunConfig
-from fedcore.lm.engine import PlainEngine
+from fedcore.lm.engine import PlainEngine, Trained
 from fedcore.lm.federated import LMFederation
 from fedcore.lm.ledger import Ledger
 from fedcore.lm.model import TransformerLM
@@ -143,7 +143,7 @@ def build(
     model = TransformerLM(lm.model, VOCABULARY, config.seed).to(DTYPES[config.precision])
     optimiser = build_optimizer(model, scaled(lm))
     group_rates = GroupRates(lm, rates(lm), model, optimiser)
-    own = engine(config, model, optimiser, comm.device)
+    own = engine(Trained(config, model, optimiser, comm.device))
     monitor = Monitor(lm, group_rates.rates, group_rates.monitored(), predicts=False)
     checkpoints, sink = Checkpoints(folder, comm, 2, "step"), Recorder()
     text = ToyText(*range(clients))

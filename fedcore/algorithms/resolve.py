@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedcore.algorithms.algorithm import ALGORITHMS, Algorithm, term_name
-from fedcore.config import AlgorithmConfig, HingeConfig, LearnedConfig, RuleConfig
+from fedcore.config_algorithm import AlgorithmConfig, HingeConfig, LearnedConfig, RuleConfig
 from fedcore.errors import ConfigError
 from fedcore.objective.anchors import ANCHORS
 from fedcore.objective.guards import (

@@ -7,7 +7,7 @@ ranks goes on under any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from fedcore.config import RunConfig
+from fedcore.config_lm import LMConfig
 from fedcore.lm.ops import clip_gradients
 
 
@@ -72,69 +73,97 @@ def split(rows: Tensor) -> tuple[Tensor, Tensor]:
     return rows[:, :-1], rows[:, 1:]
 
 
-class PlainEngine:
-    """Torch itself, with DDP on several ranks: the reference, on any device."""
+class Trained(NamedTuple):
+    """What an engine takes over; the model is on the device."""
+
+    config: RunConfig
+    model: nn.Module
+    optimiser: Optimizer
+    device: torch.device
+    ranks: int = 1  # that share each batch
+    rank: int = 0
+
+    @property
+    def lm(self) -> LMConfig:
+        """The section of a language-model run."""
+        assert self.config.lm is not None
+        return self.config.lm
+
+
+def in_parts(rows: Tensor, parts: int, one: Callable[[Tensor, bool], Tensor]) -> Tensor:
+    """Mean loss [] of a step that is cut into so many forward passes.
+
+    one: (rows, whether it is the last) -> mean loss of these rows, their gradient left behind.
+    """
+    micro = rows.chunk(parts)
+    losses = [one(part, number == len(micro)) for number, part in enumerate(micro, 1)]
+    return torch.stack([loss.detach() for loss in losses]).mean()
+
+
+class WholeModel:
+    """An engine whose ranks each hold all weights, under an optimiser of torch's ordinary kind."""
 
     replicated = True
 
-    def __init__(
-        self,
-        config: RunConfig,
-        model: nn.Module,
-        optimiser: Optimizer,
-        device: torch.device,
-        ranks: int = 1,  # that share each batch
-        rank: int = 0,
-    ) -> None:
-        assert config.lm is not None
-        self.config, self.device, self.model, self.optimiser = config, device, model, optimiser
-        self.accumulate, self.max_norm, self.rank = config.lm.accumulate, config.lm.max_norm, rank
-        called = torch.compile(model) if config.lm.compile else model
+    def __init__(self, of: Trained) -> None:
+        self.of, self.model, self.optimiser = of, of.model, of.optimiser
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimiser's groups; other objects after a load."""
+        return self.optimiser.param_groups
+
+    def parts(self) -> list[Tensor]:
+        """All weights."""
+        return [p.detach() for p in self.model.parameters()]
+
+    def state(self) -> EngineState | None:
+        """The whole state on the CPU of rank 0."""
+        named = self.model.named_parameters()
+        return None if self.of.rank else state_of(named, self.optimiser)
+
+    def load(self, state: EngineState) -> None:
+        """Take a state, on every rank."""
+        load_state(self.model.named_parameters(), self.optimiser, state)
+
+
+class PlainEngine(WholeModel):
+    """Torch itself, with DDP on several ranks: the reference, on any device."""
+
+    def __init__(self, of: Trained) -> None:
+        super().__init__(of)
+        called = torch.compile(of.model) if of.lm.compile else of.model
         self._ddp: DistributedDataParallel | None = None
-        if ranks > 1:
-            own = [device] if device.type == "cuda" else None
+        if of.ranks > 1:
+            own = [of.device] if of.device.type == "cuda" else None
             # the rotary table is a buffer, and the same everywhere
             self._ddp = DistributedDataParallel(called, device_ids=own, broadcast_buffers=False)
         self._called: Any = self._ddp or called
 
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        return self.optimiser.param_groups  # other objects after a load
-
     def gradients(self, rows: Tensor) -> Tensor:
-        micro = rows.chunk(self.accumulate)
-        losses = []
-        for number, part in enumerate(micro, 1):
-            with self._alone(number < len(micro)):
-                with autocast(self.config, self.device):
-                    loss = self._called(*split(part)) / len(micro)
-                loss.backward()
-            losses.append(loss.detach())
-        return torch.stack(losses).sum()
+        return in_parts(rows, self.of.lm.accumulate, self._one)
+
+    def _one(self, rows: Tensor, last: bool) -> Tensor:
+        with self._alone(not last):
+            with autocast(self.of.config, self.of.device):
+                loss: Tensor = self._called(*split(rows))
+            (loss / self.of.lm.accumulate).backward()  # type: ignore[no-untyped-call]
+        return loss
 
     def _alone(self, alone: bool) -> AbstractContextManager[Any]:
         """Without a sum over the ranks: only the last part of a step needs one."""
         return self._ddp.no_sync() if self._ddp and alone else nullcontext()
 
     def step(self) -> Tensor:
-        norm = clip_gradients(self.model.parameters(), self.max_norm)
+        norm = clip_gradients(self.model.parameters(), self.of.lm.max_norm)
         self.optimiser.step()
         self.optimiser.zero_grad()
         return norm
 
     def loss(self, rows: Tensor) -> Tensor:
-        with torch.no_grad(), autocast(self.config, self.device):
+        with torch.no_grad(), autocast(self.of.config, self.of.device):
             mean: Tensor = self.model(*split(rows))
         return mean.float()
-
-    def parts(self) -> list[Tensor]:
-        return [p.detach() for p in self.model.parameters()]
-
-    def state(self) -> EngineState | None:
-        return None if self.rank else state_of(self.model.named_parameters(), self.optimiser)
-
-    def load(self, state: EngineState) -> None:
-        load_state(self.model.named_parameters(), self.optimiser, state)
 
     def close(self) -> None:
         self._called = self._ddp = None

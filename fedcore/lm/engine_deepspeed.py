@@ -22,6 +22,8 @@ from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
 from fedcore.lm.engine import (
     EngineState,
+    Trained,
+    in_parts,
     load_state,
     memory_by_name,
     scalars_of,
@@ -77,24 +79,12 @@ def _quiet() -> Iterator[None]:
 class DeepSpeedEngine:
     """ZeRO 0 (plain data parallel), 1 (optimiser), 2 (and gradients) or 3 (and weights sharded)."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        model: nn.Module,
-        optimiser: Optimizer,
-        device: torch.device,
-        ranks: int,
-        rank: int,
-    ) -> None:
-        if config.precision == "fp64":
-            raise ConfigError(
-                "precision", "fp64", "fp32 or bf16 under deepspeed", "lm.engine=plain"
-            )
-        lm = config.lm
-        assert lm is not None
-        self.stage, self.accumulate, self.device = lm.zero_stage, lm.accumulate, device
-        self.rank, self.ranks = rank, ranks
-        if device.type == "cpu":
+    def __init__(self, of: Trained) -> None:
+        if of.config.precision == "fp64":
+            want = "fp32 or bf16 under deepspeed"
+            raise ConfigError("precision", "fp64", want, "lm.engine=plain")
+        self.of, self.stage, self.device = of, of.lm.zero_stage, of.device
+        if of.device.type == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"  # read on import
         with _quiet():
             import deepspeed
@@ -102,14 +92,14 @@ class DeepSpeedEngine:
             # a shared-memory kernel for CPUs that would be compiled for minutes at first use
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
             self.engine, self.optimiser, _, _ = deepspeed.initialize(
-                model=model,
-                optimizer=optimiser,
-                config=to_deepspeed(config, ranks, device.type == "cuda"),
+                model=of.model,
+                optimizer=of.optimiser,
+                config=to_deepspeed(of.config, of.ranks, of.device.type == "cuda"),
                 dist_init_required=False,
             )
-            if lm.compile:
+            if of.lm.compile:
                 self.engine.compile()
-        self.model = model
+        self.model = of.model
         self.replicated = self.stage == 0
 
     @property
@@ -118,15 +108,14 @@ class DeepSpeedEngine:
         return groups
 
     def gradients(self, rows: Tensor) -> Tensor:
-        micro = rows.chunk(self.accumulate)
-        losses = []
-        for number, part in enumerate(micro, 1):
-            loss = self.engine(*split(part))
-            self.engine.backward(loss)  # divides by the number of parts itself
-            if number < len(micro):
-                self.engine.step()
-            losses.append(loss.detach().float() / len(micro))
-        return torch.stack(losses).sum()
+        return in_parts(rows, self.of.lm.accumulate, self._one)
+
+    def _one(self, rows: Tensor, last: bool) -> Tensor:
+        loss: Tensor = self.engine(*split(rows))
+        self.engine.backward(loss)  # divides by the number of parts itself
+        if not last:
+            self.engine.step()
+        return loss.float()
 
     def step(self) -> Tensor:
         # stage 0 in fp32 clips without telling the norm
@@ -170,7 +159,7 @@ class DeepSpeedEngine:
     def state(self) -> EngineState | None:
         if self.stage == 0:
             named = self.model.named_parameters()
-            return None if self.rank else state_of(named, self._inner)
+            return None if self.of.rank else state_of(named, self._inner)
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         keys, scalars = self._memory_keys()
@@ -178,13 +167,13 @@ class DeepSpeedEngine:
         found = EngineState({}, {}, scalars)
         for name, parameter in self.model.named_parameters():
             whole = safe_get_full_fp32_param(parameter)  # collective: no rank may skip it
-            if self.rank == 0:
+            if self.of.rank == 0:
                 found.weights[name] = whole.to("cpu", torch.float32, copy=True)
             for key in keys:
                 whole = safe_get_full_optimizer_state(parameter, key)
-                if self.rank == 0:
+                if self.of.rank == 0:
                     found.memory[f"{key}/{name}"] = whole.to("cpu", torch.float32, copy=True)
-        return found if self.rank == 0 else None
+        return found if self.of.rank == 0 else None
 
     def load(self, state: EngineState) -> None:
         if self.stage == 0:
@@ -211,9 +200,9 @@ class DeepSpeedEngine:
                 ds.safe_set_full_optimizer_state(parameter, whole, key)
             return
         size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
-        padded = torch.zeros(size * self.ranks)  # the last rank's part may end beyond the tensor
+        padded = torch.zeros(size * self.of.ranks)  # the last rank's part may end beyond the tensor
         padded[: whole.numel()] = whole.flatten()
-        part = padded[size * self.rank :][:size].to(self.device)
+        part = padded[size * self.of.rank :][:size].to(self.device)
         if key is None:
             ds.safe_set_local_fp32_param(parameter, part)
         else:

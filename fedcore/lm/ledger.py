@@ -19,7 +19,7 @@ from fedcore.config import RunConfig
 from fedcore.errors import Stopped, StorageError
 from fedcore.lm.engine import Engine
 from fedcore.lm.measure import held_out_loss
-from fedcore.server.comm import Comm
+from fedcore.server.comm import Comm, on_any
 from fedcore.telemetry.events import LMEvalEvent, LMStepEvent, LMWarningEvent
 from fedcore.telemetry.telemetry import Telemetry
 
@@ -110,8 +110,7 @@ class Ledger:
 
     def anyone_asked(self) -> bool:
         """Whether any rank was asked to stop. Collective."""
-        asked = torch.tensor([int(self.stopping())], device=self.comm.device)
-        return bool(self.comm.max(asked).item())  # sync: every few seconds
+        return on_any(self.comm, self.stopping())  # sync: every few seconds
 
     def stopped(self, step: int) -> Stopped:
         """The error that ends a run which was asked to stop."""

@@ -7,6 +7,7 @@ partitions of the parameters.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -72,14 +73,14 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Group]:
     ]
 
 
-class Decoupled(torch.optim.Optimizer):
+class Decoupled(torch.optim.Optimizer, ABC):
     """theta <- (1 - eta lam) theta - eta u, where `update` gives u; memory starts at zero."""
 
     memory: str  # name of the one moving average in the state
 
+    @abstractmethod
     def update(self, group: Group, grads: list[Tensor], memory: list[Tensor]) -> list[Tensor]:
         """u of each parameter; moves `memory` on."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -70,7 +70,7 @@ class Turns:
         """Loss and gradient norm of a step: `step` of the run, `number` of the client's own."""
         self.rates.write(self.engine, step)
         rows = self.data[client].batch(number, self.size, range(self.size))
-        loss = self.engine.gradients(rows.to(self.engine.device, non_blocking=True))
+        loss = self.engine.gradients(rows.to(self.engine.of.device, non_blocking=True))
         return loss, self.engine.step()
 
     def memory(self) -> dict[str, Tensor] | None:

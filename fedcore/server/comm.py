@@ -95,6 +95,12 @@ def foreign_collectives(operation: str, rank: int) -> Iterator[None]:
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+def on_any(comm: Comm, mine: bool) -> bool:
+    """Whether it is so on any rank; the same answer on all. Collective."""
+    said = torch.tensor([int(mine)], device=comm.device)
+    return bool(comm.max(said).item())  # sync
+
+
 class LocalComm:
     """One process: every collective is the identity."""
 

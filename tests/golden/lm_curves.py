@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcore.config import RunConfig
-from fedcore.lm.engine import PlainEngine
+from fedcore.lm.engine import PlainEngine, Trained
 from fedcore.lm.model import TransformerLM
 from fedcore.lm.optim import build_optimizer
 from fedcore.lm.rates import GroupRates
@@ -39,7 +39,7 @@ def curves(optimizer: str) -> Curves:
     model = TransformerLM(config.lm.model, 31, seed=0).double()
     optimiser = build_optimizer(model, config.lm.optimizer)
     group_rates = GroupRates(config.lm, rates(config.lm), model, optimiser)
-    engine = PlainEngine(config, model, optimiser, torch.device("cpu"))
+    engine = PlainEngine(Trained(config, model, optimiser, torch.device("cpu")))
     tokens = torch.randint(31, (STEPS, 4, 13), generator=torch.Generator().manual_seed(0))
     found: Curves = {field: [] for field in FIELDS}
     for step in range(STEPS):

@@ -14,7 +14,8 @@ from fedcore.clients import learn
 from fedcore.clients.optim import clip_each, sgd
 from fedcore.clients.state import ClientState
 from fedcore.clients.step import Lane, local_step, losses
-from fedcore.config import AlgorithmConfig, RunConfig
+from fedcore.config import RunConfig
+from fedcore.config_algorithm import AlgorithmConfig
 from fedcore.errors import ConfigError
 from fedcore.objective.guards import Bounded, Hinge, InverseVariance
 from fedcore.objective.learners import GradNorm, Hypergradient, Uncertainty

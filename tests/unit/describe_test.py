@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from fedcore.algorithms import ALGORITHMS, resolve
 from fedcore.algorithms.describe import closed_form, formulas, settings
-from fedcore.config import AlgorithmConfig
+from fedcore.config_algorithm import AlgorithmConfig
 from fedcore.objective.learners import Uncertainty
 from fedcore.schedule import progress
 from launcher.commands import app

@@ -10,7 +10,7 @@ import torch
 
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, FedError
-from fedcore.lm.engine import PlainEngine
+from fedcore.lm.engine import PlainEngine, Trained
 from fedcore.lm.engine_accelerate import AccelerateEngine
 from fedcore.lm.engine_deepspeed import DeepSpeedEngine, to_deepspeed
 from fedcore.lm.model import TransformerLM
@@ -105,7 +105,7 @@ def test_fp64_is_for_the_plain_engine(engine: Any, tmp_path: Path) -> None:
     model = TransformerLM(wide.lm.model, 257, 0)
     optimiser = build_optimizer(model, wide.lm.optimizer)
     with pytest.raises(ConfigError, match=r"precision.*fp64.*lm\.engine=plain"):
-        engine(wide, model, optimiser, torch.device("cpu"), 1, 0)
+        engine(Trained(wide, model, optimiser, torch.device("cpu")))
 
 
 def test_parts_of_a_step_make_the_step_of_the_whole(tmp_path: Path) -> None:
@@ -115,9 +115,8 @@ def test_parts_of_a_step_make_the_step_of_the_whole(tmp_path: Path) -> None:
         own = config_of(tmp_path, accumulate=accumulate)
         assert own.lm
         model = TransformerLM(own.lm.model, 257, 0).double()
-        engine = PlainEngine(
-            own, model, build_optimizer(model, own.lm.optimizer), torch.device("cpu")
-        )
+        optimiser = build_optimizer(model, own.lm.optimizer)
+        engine = PlainEngine(Trained(own, model, optimiser, torch.device("cpu")))
         loss, norm = engine.gradients(rows), engine.step()
         found.append(torch.cat([loss[None], norm[None], *(p.flatten() for p in engine.parts())]))
     assert torch.allclose(found[0], found[1], rtol=1e-12)
