@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fedcore.config_section import Count, Decay, Fraction, Positive, PositiveFloat, Section, Share
 
@@ -179,11 +179,13 @@ class LMFederatedConfig(Section):
     outer: OuterConfig = OuterConfig()
     """The server's optimiser."""
 
-    @model_validator(mode="after")
-    def _of_clients(self) -> LMFederatedConfig:
-        if self.per_round is not None and self.per_round > self.clients:
-            raise ValueError(f"per_round is at most clients={self.clients}, not {self.per_round}")
-        return self
+    @field_validator("per_round")
+    @classmethod
+    def _of_clients(cls, value: int | None, info: ValidationInfo) -> int | None:
+        clients = info.data.get("clients")
+        if value is not None and clients is not None and value > clients:
+            raise ValueError(f"at most lm.federated.clients={clients}")
+        return value
 
 
 class LMConfig(Section):

@@ -46,10 +46,11 @@ def check_names(config: RunConfig) -> None:
     assert lm is not None
     rates(lm.model_copy(update={"steps": 1}))
     optimizer = scaled(lm)
-    eta = max(optimizer.lr, optimizer.muon_lr if optimizer.name == "muon" else 0.0)
+    names = ("lr", "muon_lr") if optimizer.name == "muon" else ("lr",)
+    eta, name = max((getattr(optimizer, name), name) for name in names)
     if eta * optimizer.weight_decay >= 1:  # a step would turn the weights round
-        want = f"below 1 / lr: a step keeps 1 - lr weight_decay of the weights, and lr is {eta:g}"
-        key, way_out = "lm.optimizer.weight_decay", f"at most {0.1 / eta:.3g}, or a smaller lr"
+        want = f"below 1 / {name}: a step keeps 1 - {name} weight_decay, and {name} is {eta:g}"
+        key, way_out = "lm.optimizer.weight_decay", f"at most {0.1 / eta:.3g}, or a smaller {name}"
         raise ConfigError(key, optimizer.weight_decay, want, way_out)
 
 

@@ -7,6 +7,7 @@ ranks goes on under any other.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
@@ -127,6 +128,13 @@ class WholeModel:
         load_state(self.model.named_parameters(), self.optimiser, state)
 
 
+# the rotary table is a buffer, and the same everywhere; torch 2.14 renamed what says so
+_SAID_BY = inspect.signature(DistributedDataParallel).parameters
+BUFFERS_STAY: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _SAID_BY else "broadcast_buffers": False
+}
+
+
 class PlainEngine(WholeModel):
     """Torch itself, with DDP on several ranks: the reference, on any device."""
 
@@ -136,8 +144,7 @@ class PlainEngine(WholeModel):
         self._ddp: DistributedDataParallel | None = None
         if of.ranks > 1:
             own = [of.device] if of.device.type == "cuda" else None
-            # the rotary table is a buffer, and the same everywhere
-            self._ddp = DistributedDataParallel(called, device_ids=own, broadcast_buffers=False)
+            self._ddp = DistributedDataParallel(called, device_ids=own, **BUFFERS_STAY)
         self._called: Any = self._ddp or called
 
     def gradients(self, rows: Tensor) -> Tensor:

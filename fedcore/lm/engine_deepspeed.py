@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,6 +87,9 @@ class DeepSpeedEngine:
         self.of, self.stage, self.device = of, of.lm.zero_stage, of.device
         if of.device.type == "cpu":
             os.environ["DS_ACCELERATOR"] = "cpu"  # read on import
+        # at each step, of names that torch 2.14 changed and DeepSpeed 0.19 uses
+        renamed = r"`torch\.distributed\..*` is deprecated"
+        warnings.filterwarnings("ignore", renamed, FutureWarning)
         with _quiet():
             import deepspeed
 

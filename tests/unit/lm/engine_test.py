@@ -72,7 +72,7 @@ def test_offloading_names_what_leaves_the_device(offload: str, stage: int, parts
         ("lm.data.tokenizer=file", ["vocabulary: PATH"]),
         ("clients.count=3", ["clients", "below lm"]),
         ("lm.steps=0", ["lm.steps", "0"]),
-        ("lm.federated={clients: 4, per_round: 5}", ["per_round", "clients=4"]),
+        ("lm.federated={clients: 4, per_round: 5}", ["lm.federated.per_round", "5", "clients=4"]),
         ("lm.optimizer.weight_decay=1500", ["lm.optimizer.weight_decay", "1500", "below 1 / lr"]),
         ("lm.optimizer.lr=.inf", ["lm.optimizer.lr"]),
         ("lm.optimiser.lr=1", ["lm.optimiser", "Try lm.optimizer"]),
