@@ -125,10 +125,23 @@ class MetricsConfig(Section):
     """Serve metrics at all."""
     port: Annotated[int, Field(ge=0, le=65535)] = 9400
     """Port of local rank 0; local rank r takes port + r. 0 = any free port."""
-    bind: str = "127.0.0.1"
-    """Address to listen on; loopback unless set."""
+    bind: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address to listen on; loopback unless set. 0.0.0.0 = all, for a Prometheus elsewhere."""
     per_client_limit: Annotated[int, Field(ge=0)] = 100
     """Clients of a run with a series each; with more clients, quantiles per rank instead."""
+    targets: Path | None = Path("runs/targets")
+    """Folder with a target file of each running job, for Prometheus; null = only the one in the
+    run directory."""
+    credentials: Path | None = None
+    """File with one line `user:password` that a scraper must give; null = anyone may read."""
+    certificate: Path | None = None
+    """PEM certificate (with its chain) for TLS; null = plain HTTP."""
+    key: Path | None = None
+    """PEM private key of the certificate; null = in the same file."""
+    linger: Annotated[float, Field(ge=0, le=3600)] = 20.0
+    """Seconds at most that a run waits at its end for a last scrape, if it was being scraped."""
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Experiment trackers that get the same readings, in the folder `trackers` of the run."""
 
 
 class CheckpointConfig(Section):

@@ -265,6 +265,7 @@ class Federation:
             self._save(round)
         except StorageError as error:
             message = f"no checkpoint of round {round}: {error}. Older ones stay; the run goes on"
+            self.telemetry.checkpoint_failed()
             self.telemetry.write([WarningEvent(round, message)])
 
     def _save(self, round: int) -> None:

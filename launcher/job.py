@@ -6,7 +6,6 @@ import os
 import sys
 import time
 import traceback
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ class Job:
         self._prepared = True
         self._identity = entry.identity(self.config, data_sha256)
         self._say(f"{kind.title(here)}; run directory {self.run.path}")
-        with closing(kind.telemetry(self.run, here)) as telemetry:
+        with kind.telemetry(self.run, here) as telemetry:
             for words in kind.warnings(comm.size):
                 telemetry.warn(words)
             trainer = kind.build(here, telemetry, self.run, self._identity)

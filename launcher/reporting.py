@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedcore.algorithms import resolve
-from fedcore.config import RunConfig
+from fedcore.config import MetricsConfig, RunConfig
 from fedcore.server.comm import together
 from fedcore.telemetry.console import ConsoleSink, final_table
 from fedcore.telemetry.jsonl import JsonlSink
 from fedcore.telemetry.lm_console import LMConsole
-from fedcore.telemetry.prometheus import PrometheusSink
-from fedcore.telemetry.targets import write_targets
+from fedcore.telemetry.prometheus import PrometheusSink, RunFacts
+from fedcore.telemetry.sinks import Sink
+from fedcore.telemetry.targets import Address, Listing, is_loopback
 from fedcore.telemetry.telemetry import Telemetry, to_stderr
 from launcher.rundir import RunDir, storage
 from launcher.world import World
@@ -23,30 +27,47 @@ def federated_telemetry(config: RunConfig, run: RunDir, own: int, world: World) 
 
     Collective, since rank 0 writes all ranks' addresses for Prometheus.
     """
-    first = world.comm.rank == 0
-    meter = _endpoint(config, run, world, federated_info(config), config.clients.count)
-    if not first:
-        return Telemetry((), meter)
-    readout = resolve(config.algorithm).readout
-    console = ConsoleSink(
-        config.rounds, config.algorithm.name, readout, per_round=own * config.clients.local_epochs
+    algorithm = resolve(config.algorithm)
+    limit = None if algorithm.rule.learner is None else algorithm.rule.limit
+    facts = RunFacts(
+        federated_info(config), config.clients.count, world.comm.size, limit, world.device
     )
-    return Telemetry([console, JsonlSink(run.metrics, to_stderr)], meter, tick=console.trained)
+    meter, at_end = _endpoint(config, run, world, facts)
+    if world.comm.rank:
+        return Telemetry((), meter)
+    console = ConsoleSink(
+        config.rounds,
+        config.algorithm.name,
+        algorithm.readout,
+        per_round=own * config.clients.local_epochs,
+    )
+    sinks: list[Sink] = [console, JsonlSink(run.metrics, to_stderr)]
+    return Telemetry(sinks, meter, tick=console.trained, at_end=at_end)
 
 
 def lm_telemetry(config: RunConfig, run: RunDir, world: World) -> Telemetry:
     """This rank's sinks of a language-model run. Collective."""
     assert config.lm is not None
-    meter = _endpoint(config, run, world, lm_info(config), clients_of(config))
+    facts = RunFacts(
+        lm_info(config), clients_of(config), world.comm.size, lambda_limit=None, device=world.device
+    )
+    meter, at_end = _endpoint(config, run, world, facts)
     if world.comm.rank:
         return Telemetry((), meter)
-    return Telemetry([LMConsole(config.lm.steps), JsonlSink(run.metrics, to_stderr)], meter)
+    sinks: list[Sink] = [LMConsole(config.lm.steps), JsonlSink(run.metrics, to_stderr)]
+    return Telemetry(sinks, meter, at_end=at_end)
 
 
 def federated_info(config: RunConfig) -> dict[str, Any]:
     """What `run_info` says of a federated run."""
-    names = (config.algorithm.name, config.data.source, config.model.name)
-    return dict(zip(("algorithm", "dataset", "model"), names, strict=True))
+    rule = resolve(config.algorithm).rule
+    learned = rule.learner is not None
+    return {
+        "algorithm": config.algorithm.name,
+        "dataset": config.data.source,
+        "model": config.model.name,
+        "weighting": "learned" if learned else "fixed" if any(rule.start.span) else "none",
+    }
 
 
 def lm_info(config: RunConfig) -> dict[str, Any]:
@@ -69,28 +90,55 @@ def clients_of(config: RunConfig) -> int:
 
 
 def _endpoint(
-    config: RunConfig, run: RunDir, world: World, info: dict[str, Any], clients: int
-) -> PrometheusSink | None:
-    """This rank's endpoint, if one is wanted; rank 0 writes all addresses. Collective."""
+    config: RunConfig, run: RunDir, world: World, facts: RunFacts
+) -> tuple[PrometheusSink | None, Callable[[], None] | None]:
+    """This rank's endpoint, if one is wanted, and what takes the ranks out of Prometheus.
+
+    Rank 0 writes all addresses. Collective.
+    """
     if not config.metrics.enabled:
-        return None
-    info = info | {"seed": config.seed, "digest": config.digest()}
+        return None, None
+    info = {"kind": "federated" if config.lm is None else "lm", **facts.info}
+    info |= {"seed": config.seed, "digest": config.digest()}
+    if job := os.environ.get("SLURM_JOB_ID"):
+        info["slurm_job"] = job
+    place = world.place
     with together(world.comm):
         meter = PrometheusSink(
             config.metrics,
-            world.place.local_rank,
-            world.place.local_size,
-            info,
-            clients,
-            lambda words: to_stderr(f"rank {world.place.rank}: {words}"),
+            place.local_rank,
+            place.local_size,
+            replace(facts, info=info),
+            lambda words: to_stderr(f"rank {place.rank}: {words}"),
         )
-    mine = (world.place.rank, world.node, meter.address)
-    everyone = [(r, n, a) for r, n, a in world.comm.gather_json(mine)]
+    mine = (place.rank, world.node, meter.address)
+    everyone: list[Address] = [(r, n, a) for r, n, a in world.comm.gather_json(mine)]
+    at_end = None
     with together(world.comm):
         if world.comm.rank == 0:
+            for words in unreachable_or_open(config.metrics, {node for _, node, _ in everyone}):
+                to_stderr(words)
             with storage(run.path):
-                write_targets(run.targets, everyone, run.path.name)
-    return meter
+                shared = config.metrics.targets
+                at_end = Listing(run.targets, shared, everyone, run.path.name).withdraw
+    return meter, at_end
+
+
+def unreachable_or_open(metrics: MetricsConfig, nodes: Collection[str]) -> Iterator[str]:
+    """What an operator should know about who can read the metrics."""
+    if is_loopback(metrics.bind):
+        if len(nodes) > 1:
+            yield (
+                f"metrics of {len(nodes)} nodes can be read on each node alone: metrics.bind is "
+                f"{metrics.bind}. metrics.bind=0.0.0.0 opens them to a Prometheus elsewhere"
+            )
+    elif metrics.credentials is None:
+        yield (
+            f"metrics.bind={metrics.bind}: whoever reaches this machine can read the metrics. "
+            "metrics.credentials asks for a password"
+        )
+    elif metrics.certificate is None:
+        yield "metrics.credentials without metrics.certificate: the password is sent in the clear"
 
 
 def final_words(summary: dict[str, Any], config: RunConfig, path: Path) -> None:

@@ -197,6 +197,7 @@ class Ledger:
         except StorageError as error:
             if last:
                 raise
+            self.telemetry.checkpoint_failed()
             words = (
                 f"no checkpoint of step {step}: {error}. The run goes on; older ones, if any, stay"
             )

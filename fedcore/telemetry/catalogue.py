@@ -88,8 +88,18 @@ MODEL_VARIANCE = Metric(
 LAMBDA_EXPLODED = Metric(
     "lambda_exploded", "1", Kind.GAUGE, (), "clients whose raw lambda is above lambda_max"
 )
+LAMBDA_LIMIT = Metric(
+    "lambda_limit", "1", Kind.GAUGE, (), "lambda_max, above which a learned lambda has exploded"
+)
 CLIENTS = Metric("clients", "1", Kind.GAUGE, (), "clients of the whole run")
+RANKS = Metric("ranks", "1", Kind.GAUGE, (), "ranks of the whole run")
 RUN_INFO = Metric("run_info", "1", Kind.INFO, (), "which run this is")
+RUN_STATUS = Metric(
+    "run_status", "1", Kind.GAUGE, ("status",), "1 for running, completed, diverged ..., else 0"
+)
+WARNINGS_TOTAL = Metric(
+    "warnings_total", "1", Kind.COUNTER, (), "warnings told, as in metrics.jsonl"
+)
 
 # -- this rank
 SAMPLES_TOTAL = Metric("samples_total", "1", Kind.COUNTER, (), "samples trained on by this rank")
@@ -107,14 +117,24 @@ COLLECTIVE_SECONDS = Metric(
     "time in a collective, waiting for other ranks included",
     _COLLECTIVE,
 )
+START_TIME_SECONDS = Metric(
+    "start_time_seconds", "s", Kind.GAUGE, (), "unix time at which this attempt of the run began"
+)
 DEVICE_MEMORY_BYTES = Metric(
     "device_memory_bytes", "B", Kind.GAUGE, (), "peak on the CUDA device; on CPU of the process"
+)
+DEVICE_MEMORY_TOTAL_BYTES = Metric(
+    "device_memory_total_bytes", "B", Kind.GAUGE, (), "of the CUDA device; on CPU of the machine"
 )
 CHECKPOINT_TIMESTAMP_SECONDS = Metric(
     "checkpoint_timestamp_seconds", "s", Kind.GAUGE, (), "unix time of the last checkpoint"
 )
+CHECKPOINT_FAILURES_TOTAL = Metric(
+    "checkpoint_failures_total", "1", Kind.COUNTER, (), "checkpoints that could not be written"
+)
 
 # -- language models
+LM_STEP = Metric("lm_step", "1", Kind.GAUGE, (), "optimiser steps done, as of the last line")
 LM_TOKENS_TOTAL = Metric("lm_tokens_total", "1", Kind.COUNTER, (), "tokens trained on by this rank")
 LM_LOSS = Metric("lm_loss", "1", Kind.GAUGE, ("split",), "cross-entropy, nats per token")
 LM_CLIENT_LOSS = Metric(

@@ -1,126 +1,216 @@
-"""The Prometheus endpoint of one rank. The only file that knows prometheus_client."""
+"""This rank's numbers for Prometheus. With `endpoint.py` the only file that speaks its language.
+
+A run only ever stores plain numbers here; they become text when somebody scrapes.
+"""
 
 from __future__ import annotations
 
-import errno
+import os
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
 import torch
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Info,
-    disable_created_metrics,
-    start_http_server,
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
 )
+from prometheus_client.core import (
+    Metric as Family,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from fedcore.config import MetricsConfig
-from fedcore.errors import ConfigError
 from fedcore.telemetry import catalogue as c
 from fedcore.telemetry.catalogue import Kind, Metric
+from fedcore.telemetry.endpoint import Endpoint
 from fedcore.telemetry.events import (
     ClientEvent,
     Event,
     LMClientEvent,
     LMEvalEvent,
     LMStepEvent,
+    LMWarningEvent,
     RoundEvent,
+    WarningEvent,
 )
 from fedcore.telemetry.sinks import Warn
 
 QUANTILES = {"q0": 0.0, "q0.25": 0.25, "q0.5": 0.5, "q0.75": 0.75, "q1": 1.0}
 """Values of the label `client` in a run of too many clients for a series each."""
 
+STATUSES = ("running", "completed", "stopped", "diverged", "failed")
 TRIES = 64  # ports before any free one is taken
+ATTENTION = 90.0  # seconds since the last scrape after which nobody waits for the last numbers
 
-disable_created_metrics()  # type: ignore[no-untyped-call] # a `_created` series beside each counter
+Labels = tuple[str, ...]
+"""Values of a metric's labels, in the order of the catalogue."""
 
 
-class PrometheusSink:
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of a run before it begins."""
+
+    info: Mapping[str, Any]  # the labels of `run_info`
+    clients: int
+    ranks: int = 1
+    lambda_limit: float | None = None  # of a learned lambda
+    device: torch.device = torch.device("cpu")
+
+
+@dataclass
+class _Histogram:
+    """Counts by bucket; the last is of what is beyond all bounds."""
+
+    bounds: tuple[float, ...]
+    total: float = 0.0
+    counts: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, number of values up to it) as Prometheus wants them."""
+        names = map(floatToGoString, (*self.bounds, float("inf")))
+        return list(zip(names, accumulate(self.counts), strict=True))
+
+
+class PrometheusSink(Collector):
     """Serves this rank's numbers over HTTP at `address` ("host:port"), from now to `close`.
 
-    A gauge whose value is not known yet is absent, not 0. Raises `ConfigError` when nothing can
+    A gauge whose value is not known yet is absent, not 0. Counters start at 0 with each attempt
+    of a run, which `rate` and `increase` take into account. Raises `ConfigError` when nothing can
     listen at metrics.bind; a port in use is no error: see `_ports`.
     """
 
     def __init__(
-        self,
-        config: MetricsConfig,
-        local_rank: int,
-        local_size: int,
-        run_info: Mapping[str, Any],
-        clients_total: int,
-        warn: Warn,
+        self, config: MetricsConfig, local_rank: int, local_size: int, run: RunFacts, warn: Warn
     ) -> None:
-        self._quantiles = clients_total > config.per_client_limit
-        self._registry = CollectorRegistry()
-        self._metrics: dict[str, Any] = {}
-        for metric in c.CATALOGUE.values():
-            if metric.kind in (Kind.COUNTER, Kind.HISTOGRAM):  # rate() wants them from 0 on
-                self._of(metric)
-        self._of(c.RUN_INFO).info({k: str(v) for k, v in run_info.items()})
-        self._set(c.CLIENTS, clients_total)
-        self._set(c.DEVICE_MEMORY_BYTES, peak_memory())
-        self._server, self._thread = _listen(config, local_rank, local_size, self._registry, warn)
+        self._run, self._config = run, config
+        self._quantiles = run.clients > config.per_client_limit
+        self._gauges: dict[Metric, dict[Labels, float]] = {}
+        self._counters: dict[Metric, dict[Labels, float]] = {}
+        self._histograms: dict[Metric, dict[Labels, _Histogram]] = {}
+        self._clients: dict[str, dict[int, ClientEvent | LMClientEvent]] = {}  # the last of each
+        for metric in (m for m in c.CATALOGUE.values() if m.kind is Kind.COUNTER and not m.labels):
+            self._add(metric, 0)  # rate() wants them from 0 on
+        self._set(c.CLIENTS, run.clients)
+        self._set(c.RANKS, run.ranks)
+        self._set(c.START_TIME_SECONDS, time.time())
+        self._set_status("running")
+        if run.lambda_limit is not None:
+            self._set(c.LAMBDA_LIMIT, run.lambda_limit)
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._endpoint = Endpoint(
+            config, _ports(config, local_rank, local_size), lambda: generate_latest(registry)
+        )
+        port, wanted = self._endpoint.port, config.port + local_rank
+        if config.port and port != wanted:
+            warn(f"metrics port {wanted} is not free; metrics are on port {port}")
         host = f"[{config.bind}]" if ":" in config.bind else config.bind
-        self.address = f"{host}:{self._server.server_port}"
+        self.address = f"{host}:{port}"
 
     def write(self, events: Sequence[Event]) -> None:
-        """Set the gauges from this rank's client events and from the round."""
+        """Keep this rank's client events, and the numbers of the round."""
         clients = [e for e in events if isinstance(e, ClientEvent | LMClientEvent)]
         if clients:
-            self._write_clients(clients)
+            kept = {} if self._quantiles else self._clients.get(clients[0].kind, {})
+            # quantiles are of one round's clients, whoever they are
+            self._clients[clients[0].kind] = kept | {e.client: e for e in clients}
         for event in events:
             if isinstance(event, RoundEvent):
                 self._write_round(event)
             elif isinstance(event, LMStepEvent):
                 self._write_step(event)
             elif isinstance(event, LMEvalEvent):
-                self._set(c.LM_LOSS, event.loss, split="held_out")
-
-    def close(self) -> None:
-        """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=5)
+                self._set(c.LM_LOSS, event.loss, "held_out")
+            elif isinstance(event, WarningEvent | LMWarningEvent):
+                self._add(c.WARNINGS_TOTAL, 1)
 
     def samples(self, n: int) -> None:
         """n more samples were trained on."""
-        self._of(c.SAMPLES_TOTAL).inc(n)
+        self._add(c.SAMPLES_TOTAL, n)
 
     def tokens(self, n: int) -> None:
         """n more tokens were trained on."""
-        self._of(c.LM_TOKENS_TOTAL).inc(n)
+        self._add(c.LM_TOKENS_TOTAL, n)
 
     def traffic(self, op: str, size: int, seconds: float) -> None:
         """A collective took `seconds`; this rank handed in `size` bytes."""
-        self._of(c.COLLECTIVE_BYTES_TOTAL).labels(op=op).inc(size)
-        self._of(c.COLLECTIVE_SECONDS).labels(op=op).observe(seconds)
+        self._add(c.COLLECTIVE_BYTES_TOTAL, size, op)
+        self._observe(c.COLLECTIVE_SECONDS, seconds, op)
 
     def phase(self, name: str, seconds: float) -> None:
         """A phase of the round took `seconds`."""
-        self._of(c.PHASE_SECONDS).labels(phase=name).observe(seconds)
+        self._observe(c.PHASE_SECONDS, seconds, name)
 
     def checkpointed(self) -> None:
         """A checkpoint was completed just now."""
         self._set(c.CHECKPOINT_TIMESTAMP_SECONDS, time.time())
 
-    def _write_clients(self, events: Sequence[ClientEvent | LMClientEvent]) -> None:
-        rows = [dict(_readings(e)) for e in events]
-        for metric, labels in dict.fromkeys(key for row in rows for key in row):
-            values = {
-                str(e.client): row[metric, labels]
-                for e, row in zip(events, rows, strict=True)
-                if (metric, labels) in row
-            }
-            for client, value in (_spread(values) if self._quantiles else values).items():
-                self._set(metric, value, client=client, **dict(labels))
+    def checkpoint_failed(self) -> None:
+        """A checkpoint could not be written."""
+        self._add(c.CHECKPOINT_FAILURES_TOTAL, 1)
+
+    def ended(self, status: str, wait: bool) -> None:
+        """The run is over. wait: for a last scrape, if somebody has been scraping."""
+        self._set_status(status)
+        if wait and self._endpoint.is_read(within=ATTENTION):
+            self._endpoint.wait_for_reader(self._config.linger)
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._endpoint.close()
+
+    def collect(self) -> Iterator[Family]:
+        """All that is known, in the order of the catalogue. Called from the server's threads."""
+        gauges = {metric: dict(values) for metric, values in list(self._gauges.items())}
+        for metric, labels, value in self._of_clients():
+            gauges.setdefault(metric, {})[labels] = value
+        for name, value in memory(self._run.device).items():
+            gauges[c.CATALOGUE[name]] = {(): value}
+        for metric in c.CATALOGUE.values():
+            if metric.kind is Kind.GAUGE and metric in gauges:
+                yield _filled(GaugeMetricFamily, metric, gauges[metric].items())
+            elif metric.kind is Kind.COUNTER:
+                values = list(self._counters.get(metric, {}).items())
+                yield _filled(CounterMetricFamily, metric, values)
+            elif metric.kind is Kind.HISTOGRAM:
+                yield self._histogram(metric)
+        info = {k: str(v) for k, v in self._run.info.items()}
+        name = c.RUN_INFO.full_name.removesuffix("_info")  # the library adds it
+        yield InfoMetricFamily(name, c.RUN_INFO.help, info)
+
+    def _histogram(self, metric: Metric) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(metric.full_name, _words(metric), labels=metric.labels)
+        for labels, histogram in list(self._histograms.get(metric, {}).items()):
+            family.add_metric(labels, histogram.cumulative(), histogram.total)
+        return family
+
+    def _of_clients(self) -> Iterator[tuple[Metric, Labels, float]]:
+        """A value for each client, or quantiles over them."""
+        columns: dict[_Reading, dict[str, float]] = {}
+        for event in chain.from_iterable(e.values() for e in list(self._clients.values())):
+            for reading, value in _readings(event):
+                columns.setdefault(reading, {})[str(event.client)] = value
+        for (metric, rest), values in columns.items():
+            shown = _spread(values.values()) if self._quantiles else values
+            for client, value in shown.items():
+                yield metric, (client, *rest), value
 
     def _write_round(self, event: RoundEvent) -> None:
         self._set(c.ROUND, event.round)
@@ -132,42 +222,48 @@ class PrometheusSink:
         self._set(c.LAMBDA_EXPLODED, event.lambda_exploded)
         if event.model_variance is not None:
             self._set(c.MODEL_VARIANCE, event.model_variance)
-        self._set(c.DEVICE_MEMORY_BYTES, peak_memory())
         for readout, accuracy in event.accuracy.items():
-            self._set(c.TEST_ACCURACY, accuracy, readout=readout)
+            self._set(c.TEST_ACCURACY, accuracy, readout)
 
     def _write_step(self, event: LMStepEvent) -> None:
+        self._set(c.LM_STEP, event.step)
         self._set(c.PROGRESS_RATIO, event.step / event.steps)
-        self._set(c.LM_LOSS, event.loss, split="train")
+        self._set(c.LM_LOSS, event.loss, "train")
         self._set(c.LM_LEARNING_RATE, event.learning_rate)
         self._set(c.LM_WEIGHT_DECAY, event.weight_decay)
         self._set(c.LM_GRADIENT_NORM, event.gradient_norm)
-        self._set(c.DEVICE_MEMORY_BYTES, peak_memory())
         for kind, steps in event.memory_steps.items():
-            self._set(c.LM_MEMORY_STEPS, steps, kind=kind)
+            self._set(c.LM_MEMORY_STEPS, steps, kind)
         for group, rms in event.weight_rms.items():
-            self._set(c.LM_WEIGHT_RMS, rms, group=group)
+            self._set(c.LM_WEIGHT_RMS, rms, group)
             if predicted := event.weight_rms_predicted.get(group):
-                self._set(c.LM_WEIGHT_RMS_RATIO, rms / predicted, group=group)
+                self._set(c.LM_WEIGHT_RMS_RATIO, rms / predicted, group)
         for group, ratio in event.update_ratio.items():
-            self._set(c.LM_UPDATE_RATIO, ratio, group=group)
+            self._set(c.LM_UPDATE_RATIO, ratio, group)
 
-    def _set(self, metric: Metric, value: float, **labels: str) -> None:
-        gauge = self._of(metric)
-        (gauge.labels(**labels) if labels else gauge).set(value)
+    def _set_status(self, now: str) -> None:
+        for status in STATUSES:
+            self._set(c.RUN_STATUS, float(status == now), status)
 
-    def _of(self, metric: Metric) -> Any:
-        """The client library's object for a metric, made at first use."""
-        if metric.name not in self._metrics:
-            self._metrics[metric.name] = _make(metric, self._registry)
-        return self._metrics[metric.name]
+    def _set(self, metric: Metric, value: float, *labels: str) -> None:
+        self._gauges.setdefault(metric, {})[labels] = value
+
+    def _add(self, metric: Metric, value: float, *labels: str) -> None:
+        values = self._counters.setdefault(metric, {})
+        values[labels] = values.get(labels, 0.0) + value
+
+    def _observe(self, metric: Metric, value: float, *labels: str) -> None:
+        found = self._histograms.setdefault(metric, {})
+        if labels not in found:
+            found[labels] = _Histogram(metric.buckets)
+        found[labels].observe(value)
 
 
-Reading = tuple[Metric, tuple[tuple[str, str], ...]]
-"""A metric and its labels but for `client`."""
+_Reading = tuple[Metric, Labels]
+"""A metric and its labels after `client`."""
 
 
-def _readings(event: ClientEvent | LMClientEvent) -> Iterator[tuple[Reading, float]]:
+def _readings(event: ClientEvent | LMClientEvent) -> Iterator[tuple[_Reading, float]]:
     if isinstance(event, LMClientEvent):
         yield (c.LM_CLIENT_LOSS, ()), event.loss
         yield (c.LM_CLIENT_DRIFT, ()), event.drift
@@ -176,35 +272,39 @@ def _readings(event: ClientEvent | LMClientEvent) -> Iterator[tuple[Reading, flo
     yield (c.LAMBDA_EFFECTIVE, ()), event.lambda_effective
     yield (c.LAMBDA_EQUILIBRIUM, ()), event.lambda_equilibrium
     yield (c.GRADIENT_NORM, ()), event.gradient_norm
-    yield (c.SIGMA_SQ, (("task", "local"),)), event.sigma_sq_local
-    yield (c.SIGMA_SQ, (("task", "align"),)), event.sigma_sq_align
+    yield (c.SIGMA_SQ, ("local",)), event.sigma_sq_local
+    yield (c.SIGMA_SQ, ("align",)), event.sigma_sq_align
     for term, loss in {**event.terms, "base": event.base_loss, "align": event.align_loss}.items():
-        yield (c.LOSS, (("term", term),)), loss
+        yield (c.LOSS, (term,)), loss
 
 
-def _spread(values: Mapping[str, float]) -> dict[str, float]:
+def _spread(values: Iterable[float]) -> dict[str, float]:
     """Quantiles over clients. One NaN makes them all NaN: it must be seen, not averaged away."""
-    found = np.quantile(list(values.values()), list(QUANTILES.values()))
+    found = np.quantile(list(values), list(QUANTILES.values()))
     return dict(zip(QUANTILES, map(float, found), strict=True))
 
 
-def peak_memory() -> int:
-    """Peak bytes: of tensors on the current CUDA device if it is in use, else of the process."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+def _filled(kind: Any, metric: Metric, values: Iterable[tuple[Labels, float]]) -> Family:
+    family = kind(metric.full_name, _words(metric), labels=metric.labels)
+    for labels, value in values:
+        family.add_metric(labels, value)
+    assert isinstance(family, Family)
+    return family
 
 
-def _make(metric: Metric, registry: CollectorRegistry) -> Any:
-    words = metric.help if metric.unit == "1" else f"{metric.help} [{metric.unit}]"
-    if metric.kind is Kind.HISTOGRAM:
-        return Histogram(
-            metric.full_name, words, metric.labels, registry=registry, buckets=metric.buckets
-        )
-    if metric.kind is Kind.INFO:  # the library adds `_info` itself
-        return Info(metric.full_name.removesuffix("_info"), words, registry=registry)
-    kind = Counter if metric.kind is Kind.COUNTER else Gauge
-    return kind(metric.full_name, words, metric.labels, registry=registry)
+def _words(metric: Metric) -> str:
+    return metric.help if metric.unit == "1" else f"{metric.help} [{metric.unit}]"
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """Peak bytes in use and bytes there are, by metric: of a CUDA device, else of the process."""
+    if device.type == "cuda":
+        used = torch.cuda.max_memory_allocated(device)
+        there_is = torch.cuda.get_device_properties(device).total_memory
+    else:
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+        there_is = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {c.DEVICE_MEMORY_BYTES.name: used, c.DEVICE_MEMORY_TOTAL_BYTES.name: there_is}
 
 
 def _ports(config: MetricsConfig, local_rank: int, local_size: int) -> list[int]:
@@ -216,32 +316,3 @@ def _ports(config: MetricsConfig, local_rank: int, local_size: int) -> list[int]
     first = config.port + local_rank
     ports = range(first, 65536, max(local_size, 1)) if config.port else range(0)
     return [*ports[:TRIES], 0]
-
-
-def _listen(
-    config: MetricsConfig,
-    local_rank: int,
-    local_size: int,
-    registry: CollectorRegistry,
-    warn: Warn,
-) -> tuple[Any, Any]:
-    """An HTTP server on the first free port, and its thread."""
-    wanted = config.port + local_rank
-    for port in _ports(config, local_rank, local_size):
-        try:
-            server, thread = start_http_server(port, config.bind, registry)
-        except OSError as error:  # a name that does not resolve is one as well
-            if error.errno == errno.EADDRINUSE:
-                continue
-            raise _refused(config, port, error) from None
-        if config.port and server.server_port != wanted:
-            warn(f"metrics port {wanted} is not free; metrics are on port {server.server_port}")
-        return server, thread
-    raise ConfigError("metrics.port", config.port, "a free port", "metrics.enabled=false")
-
-
-def _refused(config: MetricsConfig, port: int, error: OSError) -> ConfigError:
-    if error.errno == errno.EACCES:
-        return ConfigError("metrics.port", port, "a port this user may open", "9400, or 0 for any")
-    want = f"an address of this machine ({error.strerror})"
-    return ConfigError("metrics.bind", config.bind, want, "127.0.0.1, or 0.0.0.0 for all")

@@ -38,3 +38,9 @@ class Meter(Sink, Protocol):
 
     def checkpointed(self) -> None:
         """A checkpoint was completed just now."""
+
+    def checkpoint_failed(self) -> None:
+        """A checkpoint could not be written."""
+
+    def ended(self, status: str, wait: bool) -> None:
+        """The run is over. wait: there is time for a reader to take the last numbers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import ipaddress
 import json
 from collections.abc import Sequence
@@ -9,12 +11,44 @@ from pathlib import Path
 
 from fedcore.checkpoint import write_atomically
 
+Address = tuple[int, str, str]
+"""Rank, node and "host:port" of an endpoint."""
 
-def write_targets(path: Path, addresses: Sequence[tuple[int, str, str]], run: str) -> None:
+
+class Listing:
+    """The files in which Prometheus finds the ranks of one run, from now on.
+
+    One lies in the run directory and is an empty list after the run; the other one in a folder
+    with those of all runs, since file_sd takes no pattern for folders, and goes with the run.
+    Raises `OSError`.
+    """
+
+    def __init__(
+        self, run_dir_file: Path, folder: Path | None, addresses: Sequence[Address], run: str
+    ) -> None:
+        self._own, self._run = run_dir_file, run
+        self._shared = None
+        write_targets(run_dir_file, addresses, run)
+        if folder is not None:
+            # two runs of one name in different places are two
+            place = hashlib.sha256(str(run_dir_file.resolve()).encode()).hexdigest()[:8]
+            self._shared = folder / f"{run}-{place}.json"
+            folder.mkdir(parents=True, exist_ok=True)
+            write_targets(self._shared, addresses, run)
+
+    def withdraw(self) -> None:
+        """No ranks are to be expected any more."""
+        with contextlib.suppress(OSError):  # a full disk; they count as down
+            write_targets(self._own, [], self._run)
+            if self._shared is not None:
+                self._shared.unlink(missing_ok=True)
+
+
+def write_targets(path: Path, addresses: Sequence[Address], run: str) -> None:
     """Write one target a rank, labelled run, rank and node; no ranks = an empty list of targets.
 
-    addresses: (rank, node, "host:port"). An empty list at the end of a run takes its ranks out of
-    Prometheus, so that they do not count as down. Raises `OSError`.
+    An empty list at the end of a run takes its ranks out of Prometheus, so that they do not count
+    as down. Raises `OSError`.
     """
     groups = [
         {
@@ -40,3 +74,11 @@ def _is_wildcard(host: str) -> bool:
         return not host or ipaddress.ip_address(host).is_unspecified
     except ValueError:  # a name
         return False
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether an address to listen on is of this machine alone."""
+    try:
+        return ipaddress.ip_address(bind).is_loopback
+    except ValueError:  # a name
+        return bind == "localhost"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Collection, Sequence
+from types import TracebackType
 
+from fedcore.errors import CollectiveError, FedError, Stopped, Unexpected
 from fedcore.telemetry.events import ClientEvent, Event, LMClientEvent, WarningEvent
 from fedcore.telemetry.sinks import Meter, Sink, Warn
 
@@ -20,7 +22,8 @@ class Telemetry:
 
     sinks: take every event (of rank 0: file and console). meter: takes this rank's clients only,
     and its plain numbers. tick: told of samples as they are trained on. A sink that raises is
-    told of once and tried again at the next write.
+    told of once and tried again at the next write. As a context it is told how the run ends;
+    at_end: called then, unless a rank is lost or broke down, which operators should see.
     """
 
     def __init__(
@@ -29,8 +32,10 @@ class Telemetry:
         meter: Meter | None = None,
         report: Warn = to_stderr,
         tick: Callable[[int], None] = lambda samples: None,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
         self.sinks, self.meter, self._report, self._tick = tuple(sinks), meter, report, tick
+        self._at_end = at_end
         self._round = 0
         self._failed: set[int] = set()
 
@@ -63,9 +68,31 @@ class Telemetry:
         self.phase("checkpoint", seconds)
         self._measure(lambda meter: meter.checkpointed())
 
+    def checkpoint_failed(self) -> None:
+        """A checkpoint could not be written; the run goes on."""
+        self._measure(lambda meter: meter.checkpoint_failed())
+
     def warn(self, words: str) -> None:
         """A warning of the present round, to all sinks."""
         self.write([WarningEvent(self._round, words)])
+
+    def __enter__(self) -> Telemetry:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        status = "completed" if error is None else getattr(error, "status", "failed")
+        orderly = error is None or isinstance(error, FedError)
+        orderly = orderly and not isinstance(error, CollectiveError | Unexpected)
+        wait = orderly and not isinstance(error, Stopped)  # there may be seconds until SIGKILL
+        self._measure(lambda meter: meter.ended(status, wait))
+        self.close()
+        if orderly and self._at_end:
+            self._at_end()
 
     def close(self) -> None:
         """Close all sinks, even when one of them fails to."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import socket
-import socketserver
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,16 +15,18 @@ from prometheus_client.samples import Sample
 
 from fedcore.config import MetricsConfig
 from fedcore.errors import ConfigError
+from fedcore.telemetry import endpoint
 from fedcore.telemetry.catalogue import CATALOGUE
 from fedcore.telemetry.events import LMClientEvent
-from fedcore.telemetry.prometheus import QUANTILES, PrometheusSink
+from fedcore.telemetry.prometheus import QUANTILES, PrometheusSink, RunFacts
 from tests.unit.telemetry.made_up import client_event, eval_event, round_event, step_event
 
 
 @pytest.fixture(autouse=True)
 def quick_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server looks every half second whether it is to stop: too seldom for tests."""
-    monkeypatch.setattr(socketserver.BaseServer.serve_forever, "__defaults__", (0.01,))
+    """A server looks every half second whether it is to stop, and keeps a page for a moment."""
+    monkeypatch.setattr(endpoint, "POLL", 0.01)
+    monkeypatch.setattr(endpoint, "FRESH", 0.0)
 
 
 @contextmanager
@@ -35,7 +36,8 @@ def serving(
     """A sink on any free port, or as the metrics keys say."""
     config = MetricsConfig(**{"port": 0, **keys})
     warn = (told if told is not None else []).append
-    sink = PrometheusSink(config, rank, ranks, {"algorithm": "v14", "seed": 7}, clients, warn)
+    run = RunFacts({"algorithm": "v14", "seed": 7}, clients, ranks, lambda_limit=50)
+    sink = PrometheusSink(config, rank, ranks, run, warn)
     try:
         yield sink
     finally:
