@@ -12,6 +12,7 @@ import errno
 import gzip
 import hmac
 import io
+import math
 import socket
 import socketserver
 import ssl
@@ -74,29 +75,30 @@ class _Page:
 
     def __init__(self, render: Callable[[], bytes]) -> None:
         self._render, self._lock = render, threading.Lock()
-        self._made, self._plain, self._packed = -FRESH, b"", b""
-        self.read_at = -float("inf")
+        self._made, self._plain, self._packed = -math.inf, b"", b""
+        self.read_at = -math.inf
+        self._wanted = math.inf  # a page made since then is waited for
         self._is_read = threading.Event()
 
-    def content(self, packed: bool) -> bytes:
-        """The page; packed: by gzip."""
+    def content(self, packed: bool) -> tuple[bytes, float]:
+        """The page, and when it was made. packed: by gzip."""
         with self._lock:
-            if time.monotonic() - self._made >= FRESH:
-                self._plain, self._packed = self._render(), b""
-                self._made = time.monotonic()
+            now = time.monotonic()
+            if now - self._made >= FRESH or self._made < self._wanted <= now:
+                self._plain, self._packed, self._made = self._render(), b"", now
             if packed and not self._packed:
                 self._packed = gzip.compress(self._plain, compresslevel=1)
-            return self._packed if packed else self._plain
+            return self._packed if packed else self._plain, self._made
 
-    def given(self) -> None:
-        """A reader has it all."""
+    def given(self, made: float) -> None:
+        """A reader has all of what was made then."""
         self.read_at = time.monotonic()
-        self._is_read.set()
+        if made >= self._wanted:
+            self._is_read.set()
 
     def wait(self, seconds: float) -> bool:
-        with self._lock:
-            self._made = -FRESH  # what was made before does not count
-            self._is_read.clear()
+        """Whether what is known now is read within so many seconds."""
+        self._wanted = time.monotonic()
         return self._is_read.wait(seconds)
 
 
@@ -225,8 +227,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             packed = "gzip" in self.headers.get("Accept-Encoding", "")
             headers = {"Content-Encoding": "gzip"} if packed else {}
-            self._answer(HTTPStatus.OK, self.server.page.content(packed), headers)
-            self.server.page.given()
+            content, made = self.server.page.content(packed)
+            self._answer(HTTPStatus.OK, content, headers)
+            self.server.page.given(made)
 
     def _answer(self, status: HTTPStatus, content: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)

@@ -1,0 +1,256 @@
+"""Does the endpoint answer those it should, and only them, whatever others do?"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import gzip
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedcore.config import MetricsConfig
+from fedcore.errors import ConfigError
+from fedcore.telemetry import endpoint
+from fedcore.telemetry.endpoint import Endpoint
+
+PAGE = b"fedcore_round 3\n"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "POLL", 0.01)
+
+
+@contextlib.contextmanager
+def serving(page: bytes | None = None, **keys: Any) -> Iterator[Endpoint]:
+    found = Endpoint(MetricsConfig(**keys), [0], lambda: PAGE if page is None else page)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def ask(
+    served: Endpoint, path: str = "/metrics", context: ssl.SSLContext | None = None, **headers: str
+) -> bytes:
+    scheme = "https" if context else "http"
+    named = {k.replace("_", "-"): v for k, v in headers.items()}
+    request = urllib.request.Request(f"{scheme}://127.0.0.1:{served.port}{path}", headers=named)
+    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        return answer.read()
+
+
+def raw(served: Endpoint, content: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", served.port), timeout=10)
+    connection.sendall(content)
+    return connection
+
+
+def is_over(connection: socket.socket, within: float = 5.0) -> bool:
+    """Whether the other side ends the connection."""
+    connection.settimeout(within)
+    try:
+        while connection.recv(65536):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def test_the_page_is_at_metrics_and_packed_for_those_who_can_unpack() -> None:
+    with serving() as served:
+        assert ask(served) == PAGE
+        assert ask(served, "/metrics?collect=all") == PAGE
+        assert gzip.decompress(ask(served, Accept_Encoding="gzip")) == PAGE
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            ask(served, "/etc/passwd")
+
+
+def test_two_hundred_readers_at_once_are_all_served_from_one_page() -> None:
+    made = []
+    big = b"x" * 1_000_000
+    found = Endpoint(MetricsConfig(), [0], lambda: made.append(1) or big)
+    try:
+        with ThreadPoolExecutor(200) as pool:
+            sizes = list(pool.map(lambda _: len(ask(found)), range(200)))
+    finally:
+        found.close()
+    assert sizes == [len(big)] * 200
+    assert len(made) < 40, "a page is given out again for a moment"
+
+
+def test_silent_connections_make_way_and_are_thrown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "CONNECTIONS", 20)
+    monkeypatch.setattr(endpoint, "PATIENCE", 0.5)
+    with serving() as served:
+        silent = [raw(served) for _ in range(60)]
+        assert ask(served) == PAGE, "sixty who say nothing do not keep out one who asks"
+        assert all(map(is_over, silent))
+
+
+def test_a_reader_that_sends_a_byte_now_and_then_is_thrown_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint, "PATIENCE", 0.4)
+    with serving() as served:
+        slow = raw(served, b"GET /metrics HTTP/1.1\r\nX: ")
+        for _ in range(40):
+            time.sleep(0.05)
+            try:
+                slow.sendall(b"a")
+            except OSError:
+                break
+        assert is_over(slow)
+        assert ask(served) == PAGE
+
+
+def test_a_reader_that_does_not_read_is_thrown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "PATIENCE", 0.4)
+    before = threading.active_count()
+    with serving(b"x" * 50_000_000) as served:
+        deaf = raw(served, b"GET /metrics HTTP/1.1\r\n\r\n")
+        time.sleep(0.3)
+        assert threading.active_count() > before + 1, "its thread waits to be rid of the page"
+        deadline = time.monotonic() + 5
+        while threading.active_count() > before + 1 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert threading.active_count() == before + 1
+        deaf.close()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /metrics HTTP/1.1\r\nX: " + b"a" * 1_000_000,
+        b"GET /metrics HTTP/1.1\r\n" + b"X: a\r\n" * 100_000,
+        b"G" * 1_000_000,
+        b"\x16\x03\x01" + bytes(range(256)) * 40,
+        b"GET /metrics HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /metrics HTTP/1.1\r\nContent-Length: 9999999999\r\n\r\n",
+        b"\r\n\r\n\r\n",
+    ],
+    ids=["one header", "many headers", "one line", "binary", "length", "post", "nothing"],
+)
+def test_nonsense_is_cut_short(request_: bytes) -> None:
+    with serving() as served:
+        connection = socket.create_connection(("127.0.0.1", served.port), timeout=10)
+        with contextlib.suppress(OSError):  # it may hang up before all is sent
+            connection.sendall(request_)
+            connection.shutdown(socket.SHUT_WR)
+        assert is_over(connection)
+        assert ask(served) == PAGE
+
+
+def test_close_does_not_wait_for_anybody() -> None:
+    with serving() as served:
+        held = [raw(served) for _ in range(10)]
+        began = time.monotonic()
+    assert time.monotonic() - began < 2
+    assert all(map(is_over, held))
+
+
+def test_a_page_that_cannot_be_made_is_an_answer_missed_and_no_more() -> None:
+    states = iter([ZeroDivisionError, None])
+
+    def render() -> bytes:
+        if error := next(states):
+            raise error
+        return PAGE
+
+    found = Endpoint(MetricsConfig(), [0], render)
+    try:
+        with pytest.raises((OSError, urllib.error.URLError)):
+            ask(found)
+        assert ask(found) == PAGE
+    finally:
+        found.close()
+
+
+def test_who_waits_for_a_reader_waits_for_one_of_the_new_page() -> None:
+    with serving() as served:
+        assert not served.is_read(within=60)
+        ask(served)
+        deadline = time.monotonic() + 5
+        while not served.is_read(within=60):  # the reader has it before the server knows
+            assert time.monotonic() < deadline
+        assert not served.wait_for_reader(0.05), "the one before does not count"
+        later = threading.Timer(0.1, lambda: ask(served))
+        later.start()
+        assert served.wait_for_reader(5)
+        later.join()
+
+
+# -- who may come in
+
+
+def authorization(words: str) -> str:
+    return "Basic " + base64.b64encode(words.encode()).decode()
+
+
+def test_credentials_keep_others_out(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("prometheus:päss:word\n")
+    with serving(credentials=file) as served:
+        assert ask(served, Authorization=authorization("prometheus:päss:word")) == PAGE
+        wrong = [authorization("prometheus:word"), "Basic ?", "Bearer x", "", "Basic"]
+        for said in wrong:
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                ask(served, Authorization=said)
+
+
+@pytest.mark.parametrize("content", [None, "no colon", "a:b\nc:d"])
+def test_credentials_that_cannot_be_used_are_told_and_not_shown(
+    tmp_path: Path, content: str | None
+) -> None:
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_text(content)
+    with (
+        pytest.raises(ConfigError, match=r"metrics\.credentials") as caught,
+        serving(credentials=file),
+    ):
+        pass
+    assert content is None or content not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("tls")
+    key, made = folder / "key.pem", folder / "cert.pem"
+    words = ["-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    name = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(made)]
+    subprocess.run(
+        ["openssl", "req", "-x509", *words, *name, *files], check=True, capture_output=True
+    )
+    return made, key
+
+
+def test_tls_answers_in_tls_only(certificate: tuple[Path, Path]) -> None:
+    made, key = certificate
+    trusting = ssl.create_default_context(cafile=str(made))
+    with serving(certificate=made, key=key) as served:
+        stuck = [raw(served) for _ in range(5)]  # who never begins the handshake
+        assert ask(served, context=trusting) == PAGE
+        assert is_over(raw(served, b"GET /metrics HTTP/1.1\r\n\r\n"))
+        for connection in stuck:
+            connection.close()
+
+
+def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.pem", Path(__file__)):
+        with pytest.raises(ConfigError, match=r"metrics\.certificate"), serving(certificate=path):
+            pass
