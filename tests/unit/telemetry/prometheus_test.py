@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,8 @@ from fedcore.config import MetricsConfig
 from fedcore.errors import ConfigError
 from fedcore.telemetry import endpoint
 from fedcore.telemetry.catalogue import CATALOGUE
-from fedcore.telemetry.events import LMClientEvent
-from fedcore.telemetry.prometheus import QUANTILES, PrometheusSink, RunFacts
+from fedcore.telemetry.events import LMClientEvent, LMWarningEvent, WarningEvent
+from fedcore.telemetry.prometheus import QUANTILES, STATUSES, PrometheusSink, RunFacts
 from tests.unit.telemetry.made_up import client_event, eval_event, round_event, step_event
 
 
@@ -65,6 +66,8 @@ def fill(sink: PrometheusSink, clients: int = 4) -> list[Sample]:
     sink.traffic("gather", 1000, 0.02)
     sink.phase("train", 1.5)
     sink.checkpointed()
+    sink.checkpoint_failed()
+    sink.write([WarningEvent(2, "hot"), LMWarningEvent(50, "hotter")])
     sink.write([LMClientEvent(50, k, loss=2.0 + k, drift=0.1) for k in range(clients)])
     return scrape(sink)
 
@@ -96,7 +99,54 @@ def test_values_arrive_under_their_labels() -> None:
     assert value(samples, "model_variance") == 0.01
     assert value(samples, "clients") == 4
     assert value(samples, "run_info", algorithm="v14", seed="7") == 1
+    assert value(samples, "warnings_total") == 2
+    assert value(samples, "checkpoint_failures_total") == 1
+    assert value(samples, "ranks") == 1
+    assert value(samples, "lambda_limit") == 50
+    assert value(samples, "lm_step") == 100
     assert value(samples, "device_memory_bytes") > 1e6
+    assert value(samples, "device_memory_bytes") < value(samples, "device_memory_total_bytes")
+
+
+def test_histograms_count_up_to_each_bound() -> None:
+    with serving() as sink:
+        for seconds in (0.01, 0.02, 5.0, 1e9):  # a bound belongs to its bucket
+            sink.phase("train", seconds)
+        samples = scrape(sink)
+    counts = {
+        le: value(samples, "phase_seconds_bucket", phase="train", le=le)
+        for le in ("0.01", "0.03", "3.0", "10.0", "3000.0", "+Inf")
+    }
+    assert counts == {"0.01": 1, "0.03": 2, "3.0": 2, "10.0": 3, "3000.0": 3, "+Inf": 4}
+    assert value(samples, "phase_seconds_count", phase="train") == 4
+
+
+def test_a_run_has_one_status_at_a_time() -> None:
+    def status(samples: list[Sample]) -> dict[str, float]:
+        return {s.labels["status"]: s.value for s in samples if s.name == "fedcore_run_status"}
+
+    with serving() as sink:
+        before = status(scrape(sink))
+        sink.ended("diverged", wait=False)
+        after = status(scrape(sink))
+    assert before == dict.fromkeys(STATUSES, 0) | {"running": 1}
+    assert after == dict.fromkeys(STATUSES, 0) | {"diverged": 1}
+
+
+def test_nobody_waits_for_a_reader_who_never_was() -> None:
+    with serving(linger=60) as sink:
+        began = time.monotonic()
+        sink.ended("completed", wait=True)
+    assert time.monotonic() - began < 5
+
+
+def test_a_client_that_sits_a_round_out_keeps_its_numbers() -> None:
+    with serving() as sink:
+        sink.write([client_event(0), client_event(1), round_event(0)])
+        sink.write([client_event(1, lambda_raw=9.0), round_event(1)])
+        samples = scrape(sink)
+    assert value(samples, "lambda_raw", client="0") == 1
+    assert value(samples, "lambda_raw", client="1") == 9
 
 
 def test_unknown_gauges_are_absent_and_counters_start_at_zero() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
+from fedcore.errors import CollectiveError, LossDiverged, Stopped, Unexpected
 from fedcore.telemetry.events import ClientEvent, Event
 from fedcore.telemetry.telemetry import Telemetry
 from tests.unit.telemetry.made_up import client_event, round_event
@@ -38,6 +41,12 @@ class Recorder:
 
     def checkpointed(self) -> None:
         self._take("checkpoint")
+
+    def checkpoint_failed(self) -> None:
+        self._take("no checkpoint")
+
+    def ended(self, status: str, wait: bool) -> None:
+        self._take((status, wait))
 
 
 def test_sinks_see_all_clients_and_the_meter_its_own() -> None:
@@ -88,3 +97,34 @@ def test_no_sinks_no_trouble() -> None:
     telemetry.trained(1)
     telemetry.warn("nobody hears")
     telemetry.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "waits", "is_orderly"),
+    [
+        (None, "completed", True, True),
+        (LossDiverged(3, 1.0, None), "diverged", True, True),
+        (Stopped(3, "latest"), "stopped", False, True),  # there may be seconds until SIGKILL
+        (CollectiveError("gather", "peer gone"), "failed", False, False),
+        (Unexpected(1, "ValueError"), "failed", False, False),
+        (ZeroDivisionError(), "failed", False, False),
+        (KeyboardInterrupt(), "failed", False, False),
+    ],
+)
+def test_the_end_of_a_run_is_told_and_a_broken_one_stays_listed(
+    error: BaseException | None, status: str, waits: bool, is_orderly: bool
+) -> None:
+    meter, ends = Recorder(), list[str]()
+
+    def run() -> None:
+        with Telemetry((), meter, at_end=lambda: ends.append("withdrawn")):
+            if error is not None:
+                raise error
+
+    if error is None:
+        run()
+    else:
+        with pytest.raises(type(error)):
+            run()
+    assert meter.seen == [(status, waits), "closed"]
+    assert bool(ends) is is_orderly
