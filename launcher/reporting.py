@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from fedcore.telemetry.jsonl import JsonlSink
 from fedcore.telemetry.lm_console import LMConsole
 from fedcore.telemetry.prometheus import PrometheusSink, RunFacts
 from fedcore.telemetry.sinks import Sink
-from fedcore.telemetry.targets import Address, Listing, is_loopback
+from fedcore.telemetry.targets import Address, Listing, is_loopback, reachable
 from fedcore.telemetry.telemetry import Telemetry, to_stderr
 from launcher.rundir import RunDir, storage
 from launcher.world import World
@@ -111,7 +112,7 @@ def _endpoint(
             replace(facts, info=info),
             lambda words: to_stderr(f"rank {place.rank}: {words}"),
         )
-    mine = (place.rank, world.node, meter.address)
+    mine = (place.rank, world.node, reachable(meter.address, socket.gethostname()))
     everyone: list[Address] = [(r, n, a) for r, n, a in world.comm.gather_json(mine)]
     at_end = None
     with together(world.comm):

@@ -112,7 +112,10 @@ class World:
     place: Place
     device: torch.device
     comm: Comm
-    node: str = field(default_factory=socket.gethostname)
+    # as Slurm calls it, which need not be a name that resolves
+    node: str = field(
+        default_factory=lambda: os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    )
     stop_requested: bool = False
     watch: Watch | None = None
 

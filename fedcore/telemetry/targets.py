@@ -12,7 +12,7 @@ from pathlib import Path
 from fedcore.checkpoint import write_atomically
 
 Address = tuple[int, str, str]
-"""Rank, node and "host:port" of an endpoint."""
+"""Rank, node and "host:port" of an endpoint, as it is seen from outside (`reachable`)."""
 
 
 class Listing:
@@ -52,7 +52,7 @@ def write_targets(path: Path, addresses: Sequence[Address], run: str) -> None:
     """
     groups = [
         {
-            "targets": [reachable(address, node)],
+            "targets": [address],
             "labels": {"run": run, "rank": str(rank), "node": node},
         }
         for rank, node, address in sorted(addresses)
@@ -61,7 +61,10 @@ def write_targets(path: Path, addresses: Sequence[Address], run: str) -> None:
 
 
 def reachable(address: str, node: str) -> str:
-    """The address as seen from outside: of a server that listens everywhere, its node's name."""
+    """The address as seen from outside: of a server that listens everywhere, its node's host name.
+
+    Told by the rank itself, which knows its node best.
+    """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     if _is_wildcard(host):

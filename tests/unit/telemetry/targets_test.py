@@ -12,7 +12,7 @@ from fedcore.telemetry.targets import Listing, is_loopback, reachable, write_tar
 
 def test_one_target_a_rank_with_text_labels(tmp_path: Path) -> None:
     path = tmp_path / "prometheus_targets.json"
-    write_targets(path, [(1, "n2", "0.0.0.0:9401"), (0, "n1", "127.0.0.1:9400")], "mine")
+    write_targets(path, [(1, "n2", "n2:9401"), (0, "n1", "127.0.0.1:9400")], "mine")
     assert json.loads(path.read_text()) == [
         {"targets": ["127.0.0.1:9400"], "labels": {"run": "mine", "rank": "0", "node": "n1"}},
         {"targets": ["n2:9401"], "labels": {"run": "mine", "rank": "1", "node": "n2"}},
