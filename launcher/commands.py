@@ -81,6 +81,15 @@ def doctor() -> None:
 
 @app.command()
 @plain
+def metrics() -> None:
+    """Every metric that a rank serves, as a Markdown table (docs/metrics.md)."""
+    from fedcore.telemetry.catalogue import table
+
+    typer.echo(table(), nl=False)
+
+
+@app.command()
+@plain
 def plot(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     out: Annotated[Path | None, typer.Option(help="Default: RUN/lambda.png.")] = None,

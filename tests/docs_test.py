@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from fedcore.algorithms import ALGORITHMS
 from fedcore.objective.terms import TERMS
+from fedcore.telemetry.catalogue import table
 from launcher import cli, experiments
 from launcher.build import check_names
 from launcher.commands import app
@@ -72,3 +73,8 @@ def test_every_algorithm_is_in_the_tables(name: str) -> None:
 def test_every_loss_term_is_explained() -> None:
     text = (ROOT / "docs" / "algorithms.md").read_text()
     assert all(f"`{name}`" in text for name in TERMS.names())
+
+
+def test_every_metric_is_explained() -> None:
+    """Else: put the output of `fedcore metrics` in place of the table."""
+    assert table() in (ROOT / "docs" / "metrics.md").read_text()

@@ -163,3 +163,14 @@ CATALOGUE: dict[str, Metric] = {
     metric.name: metric for metric in tuple(globals().values()) if isinstance(metric, Metric)
 }
 """Every metric by name, in the order above."""
+
+
+def table() -> str:
+    """The catalogue as a Markdown table."""
+    rows = ["| metric | kind | labels | what it is |", "|---|---|---|---|"]
+    for metric in CATALOGUE.values():
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        unit = "" if metric.unit == "1" else f" [{metric.unit}]"
+        words = metric.help.replace("|", "\\|")
+        rows.append(f"| `{metric.full_name}` | {metric.kind.value} | {labels} | {words}{unit} |")
+    return "\n".join(rows) + "\n"
