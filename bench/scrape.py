@@ -5,9 +5,9 @@
 First `ranks` processes serve the numbers of so many clients each, with a series for each client and
 as quantiles, and one scraper reads them all. Then a process trains the default job's clients: bare,
 with an endpoint that nobody reads, with one of `clients` clients that another process reads every
-`interval` seconds, and with one that is attacked: every second 100 connections that say nothing, 20
-of endless headers and 80 readers at once. They take turns in blocks; ratios are of neighbouring
-blocks, so that the load of the machine falls on all.
+`interval` seconds, as quantiles or a series for each, and with one that is attacked: every second
+100 connections that say nothing, 20 of endless headers and 80 readers at once. They take turns in
+blocks; ratios are of neighbouring blocks, so that the load of the machine falls on all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,12 @@ from fedcore.config import MetricsConfig
 from fedcore.telemetry.events import ClientEvent, RoundEvent
 from fedcore.telemetry.prometheus import PrometheusSink, RunFacts
 
-WATCHED = {"idle": "nobody reads", "read": "read every {:g} s", "attacked": "attacked"}
+WATCHED = {
+    "idle": "nobody reads",
+    "quantiles": "quantiles read every {:g} s",
+    "per_client": "a series for each client read every {:g} s",
+    "attacked": "attacked",
+}
 TERMS = ("cross_entropy", "supcon", "proto_feature", "proto_separation", "present_proto_to_anchor")
 
 
@@ -186,13 +191,14 @@ def slow_down(clients: int, interval: float, blocks: int, length: int) -> dict[s
     """Seconds of training with an endpoint over seconds without, read and not read."""
     with tempfile.TemporaryDirectory() as folder:
         training = Training(Path(folder))
-        made = sink(0, clients, 1, limit=clients)
+        made, few = sink(0, clients, 1, limit=clients), sink(0, clients, 1, limit=0)
         arms: dict[str, list[float]] = {arm: [] for arm in ("bare", *WATCHED)}
         with (
-            beside(scrape_for_ever, made.address, interval) as reader,
+            beside(scrape_for_ever, few.address, interval) as reader,
+            beside(scrape_for_ever, made.address, interval) as big_reader,
             beside(attack_for_ever, made.address, 1.0) as attacker,
         ):
-            busy = {"read": reader, "attacked": attacker}
+            busy = {"quantiles": reader, "per_client": big_reader, "attacked": attacker}
             for number in range(-1, blocks):
                 for arm in arms if number % 2 else reversed(arms):
                     tick = (lambda n: None) if arm == "bare" else made.samples
