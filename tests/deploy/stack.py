@@ -91,7 +91,11 @@ def running(folder: Path, rules: Sequence[Path] = (), interval: str = "1s") -> I
 def _start(folder: Path, name: str, port: int) -> subprocess.Popen[bytes]:
     program, storage, more = {
         "prometheus": ("prometheus", "--storage.tsdb.path", []),
-        "alertmanager": ("prometheus-alertmanager", "--storage.path", ["--cluster.listen-address="]),
+        "alertmanager": (
+            "prometheus-alertmanager",
+            "--storage.path",
+            ["--cluster.listen-address="],
+        ),
     }[name]
     words = [f"--config.file={folder}/{name}.yml", f"{storage}={folder}/{name}", *more]
     with (folder / f"{name}.log").open("wb") as log:
@@ -136,7 +140,7 @@ def _webhook(received: list[dict[str, Any]]) -> HTTPServer:
     """A server that keeps the alerts it is sent."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 # the library's name
+        def do_POST(self) -> None:  # the library's name
             content = self.rfile.read(int(self.headers["Content-Length"]))
             received.extend(json.loads(content)["alerts"])
             self.send_response(200)
