@@ -194,7 +194,9 @@ def checkpoints() -> list[Panel]:
             "At that time: a full disk, mostly. The run goes on and tries again.",
             Query(f"sum by (run) ({failures})", "{{run}}"),
             page="operations.md#full-disk",
-        ),
+        )
+        .decimals(0)
+        .axis_soft_max(1),
         lines(
             "Age of the attempt",
             "Time since this attempt of the run began. A fall to 0 is a restart.",

@@ -57,8 +57,8 @@ def state() -> list[Panel]:
         ),
         number(
             "Exploded clients",
-            "Clients whose raw lambda is above lambda_max. More than 0: see what v12 does "
-            "as s(p) goes to 0, and take a guard or the log form (v14).",
+            "Clients whose raw lambda is above lambda_max. Their alignment loss has gone to "
+            "nothing, or s(p) has driven it there (v12): the closed forms tell which.",
             Query(exploded),
             steps={1: RED},
             page=LAMBDA,

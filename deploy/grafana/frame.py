@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 
 from grafana_foundation_sdk.builders.dashboard import (
     Dashboard,
@@ -33,8 +34,12 @@ def framed(
     about: str,
     variables: Sequence[QueryVariable],
     rows: dict[str, Sequence[Panel]],
+    folded: dict[str, Sequence[Panel]] | None = None,
 ) -> Built:
-    """The dashboard, its panels numbered and laid out from left to right, row by row."""
+    """The dashboard, its panels numbered and laid out from left to right, row by row.
+
+    folded: rows at the end that ask nothing until they are opened.
+    """
     board = Dashboard(title).uid(uid).description(about).tags([TAG]).time("now-1h", "now")
     board = board.refresh("10s").tooltip(DashboardCursorSync.CROSSHAIR).editable()
     board.with_variable(DatasourceVariable("datasource").label("Data").type("prometheus"))
@@ -42,13 +47,16 @@ def framed(
         board.with_variable(variable)
     for link in _links():
         board.link(link)
-    number = 0
+    numbers = count(1)
     for name, panels in rows.items():
-        number += 1
-        board.with_row(Row(name).id(number))
+        board.with_row(Row(name).id(next(numbers)))
         for panel in panels:
-            number += 1
-            board.with_panel(panel.id(number))
+            board.with_panel(panel.id(next(numbers)))
+    for name, panels in (folded or {}).items():
+        row = Row(name).id(next(numbers)).collapsed(True)
+        for panel in panels:
+            row.with_panel(panel.id(next(numbers)))
+        board.with_row(row)
     return board.build()
 
 

@@ -27,11 +27,11 @@ def dashboard() -> Dashboard:
         "Run": state(),
         "Loss and rates": loss(),
         "Weights": weights(),
-        "Clients of a federated run": clients(),
         "Speed": speed(),
         "Side by side: all runs of the optimisers chosen": versions(),
     }
-    return frame.framed("fedcore-lm", "fedcore: language models", ABOUT, variables, rows)
+    folded = {"Clients (runs with lm.federated)": clients()}
+    return frame.framed("fedcore-lm", "fedcore: language models", ABOUT, variables, rows, folded)
 
 
 def state() -> list[Panel]:
@@ -110,12 +110,12 @@ def weights() -> list[Panel]:
         Query(predicted, "{{group}} predicted"),
         page=THEORY,
     )
-    return [
+    panels = [
         dashed(measured, "predicted$"),
         lines(
             "Weight RMS over its prediction",
-            "1 = as predicted. Away from 1 for long: gradients are not the noise that the theory "
-            "takes them for, or warm-up is not over.",
+            "1 = as predicted; of federated runs nothing is. Away from 1 for long: gradients are "
+            "not the noise that the theory takes them for, or warm-up is not over.",
             Query(largest(f"{rms}_ratio", by="group"), "{{group}}"),
             steps={1: GREEN},
             page=THEORY,
@@ -134,14 +134,14 @@ def weights() -> list[Panel]:
             "T3 above the steps of the run: the start is never forgotten.",
             Query(largest("fedcore_lm_memory_steps", by="kind"), "{{kind}}"),
             log=True,
-            width=24,
             page=THEORY,
         ),
     ]
+    return [panel.span(12) for panel in panels]
 
 
 def clients() -> list[Panel]:
-    """Only of runs with lm.federated; else these are empty."""
+    """Only of runs with lm.federated."""
     page = "lm_federated.md"
     return [
         lines(

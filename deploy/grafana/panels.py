@@ -126,12 +126,13 @@ def rows(
     )
 
 
-def dashed(panel: timeseries.Panel, pattern: str, colour: str | None = None) -> timeseries.Panel:
-    """The panel with lines whose names match dashed; with a colour they also stay in the legend."""
-    look = [DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [6, 4]})]
-    if colour:
-        look.append(DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour}))
-    else:
+def dashed(panel: timeseries.Panel, pattern: str, colour: str = GREY) -> timeseries.Panel:
+    """The panel with lines whose names match dashed; the grey ones are not in the legend."""
+    look = [
+        DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [6, 4]}),
+        DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour}),
+    ]
+    if colour == GREY:
         hidden = {"legend": True, "tooltip": False, "viz": False}
         look.append(DynamicConfigValue("custom.hideFrom", hidden))
     return panel.override_by_regexp(f"/{pattern}/", look)

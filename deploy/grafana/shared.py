@@ -61,11 +61,13 @@ def throughput(what: str, counter: str, unit: str) -> list[Panel]:
 
 def phases() -> list[Panel]:
     """Where the time of a round goes."""
+    each = duration("fedcore_phase_seconds", by="phase, rank")
     return [
         lines(
             "Time of a phase",
-            "Mean over ranks of one pass through each phase. A gap: none ended in that time.",
-            Query(duration("fedcore_phase_seconds", by="phase"), "{{phase}}"),
+            "Mean time of each phase of a round on the rank where it takes longest. collect "
+            "holds the wait for slower ranks.",
+            Query(f"max by (phase) ({each})", "{{phase}}"),
             unit="s",
             log=True,
         )

@@ -39,9 +39,14 @@ def read(name: str) -> dict[str, Any]:
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
+def everything(board: Mapping[str, Any]) -> list[Panel]:
+    """Its panels and the headings of rows, those in folded rows too."""
+    return [p for outer in board["panels"] for p in (outer, *(outer.get("panels") or []))]
+
+
 def panels(board: Mapping[str, Any]) -> list[Panel]:
     """Its panels without the headings of rows."""
-    return [panel for panel in board["panels"] if panel["type"] != "row"]
+    return [panel for panel in everything(board) if panel["type"] != "row"]
 
 
 def targets(board: Mapping[str, Any]) -> Iterator[tuple[Panel, dict[str, Any]]]:
