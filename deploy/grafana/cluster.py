@@ -42,8 +42,8 @@ def dashboard() -> Dashboard:
 def now() -> list[Panel]:
     """How many of each, and what is amiss."""
     running = f'count(max by (run) (fedcore_run_status{{{RUNS}, status="running"}}) == 1)'
-    failures = f"sum(increase(fedcore_checkpoint_failures_total{{{RUNS}}}[$__range]))"
-    told = f"sum(max by (run) (increase(fedcore_warnings_total{{{RUNS}}}[$__range])))"
+    failures = f"sum(increase(fedcore_checkpoint_failures_total{{{RUNS}}}[$__range] @ end()))"
+    told = f"sum(max by (run) (increase(fedcore_warnings_total{{{RUNS}}}[$__range] @ end())))"
     return [
         number("Runs", "That are running.", Query(f"{running} or vector(0)"), width=4),
         number("Ranks up", "Whose metrics can be read.", Query(f"sum({UP})"), width=4),

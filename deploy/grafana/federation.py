@@ -230,19 +230,18 @@ def speed() -> list[Panel]:
 
 def versions() -> list[Panel]:
     """The same reading of several runs, so that versions can be told apart."""
-    name = "{{algorithm}} {{run}}"
-
-    def compared(title: str, meaning: str, expression: str, **more: object) -> Panel:
-        query = Query(beside(expression, "federated"), name)
-        return lines(title, meaning, query, width=8, page=LAMBDA, **more)  # type: ignore[arg-type]
-
     accuracy = largest("fedcore_test_accuracy", 'run!=""')
     weight = median("fedcore_lambda_raw", 'run!=""')
     align = median("fedcore_loss", 'run!="", term="align"')
+
+    def of(expression: str) -> Query:
+        return Query(beside(expression, "federated"), "{{algorithm}} {{run}}")
+
+    over = "Over the clients of each run."
     return [
-        compared("Best accuracy", "By the best read-out.", accuracy, unit="percentunit"),
-        compared("Median raw lambda", "Over the clients of a run.", weight, log=True),
-        compared("Median alignment loss", "Over the clients of a run.", align, log=True),
+        lines("Best accuracy by run", "By the best read-out.", of(accuracy), unit="percentunit"),
+        lines("Median raw lambda by run", over, of(weight), log=True, page=LAMBDA),
+        lines("Median alignment loss by run", over, of(align), log=True, page=LAMBDA),
     ]
 
 

@@ -188,9 +188,11 @@ def versions() -> list[Panel]:
     for split in ("train", "held_out"):
         one = beside(largest("fedcore_lm_loss", f'run!="", split="{split}"'), "lm")
         meaning = "Nats per token, of each run."
-        title = f"Loss, {split.replace('_', '-')}"
+        title = f"Loss by run, {split.replace('_', '-')}"
         found.append(lines(title, meaning, Query(one, legend), zero=False, page="lm.md"))
     pace = beside(rate("fedcore_lm_tokens_total", labels='run!=""'), "lm")
     query = Query(pace, legend)
-    found.append(lines("Tokens per second", "All ranks of each run.", query, unit="si:tokens/s"))
+    found.append(
+        lines("Tokens per second by run", "All ranks of each run.", query, unit="si:tokens/s")
+    )
     return [panel.span(8) for panel in found]

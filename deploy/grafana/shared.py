@@ -116,12 +116,14 @@ def collectives() -> list[Panel]:
             "is waiting: see Stragglers.",
             Query(share, "{{op}}"),
             unit="percentunit",
+            width=12,
         ),
         lines(
             "Time of a collective",
             "95 of 100 take no longer (as near as the buckets of the histogram tell).",
-            Query(f"histogram_quantile(0.95, {buckets})", "{{op}}"),
+            Query(f"histogram_quantile(0.95, {buckets}) >= 0", "{{op}}"),  # NaN: none
             unit="s",
+            width=12,
             log=True,
         ),
     ]

@@ -107,7 +107,7 @@ def _curves(axes: Axes, panel: Panel, source: Source) -> None:
             [h.get_label() for h in shown[:30]],
             loc="upper left",
             bbox_to_anchor=(-0.03, -0.09),
-            ncols=min(len(shown), 8),
+            ncols=min(len(shown), 10),
             fontsize=5.5,
             frameon=False,
             handlelength=1,
@@ -159,7 +159,8 @@ def _scales(axes: Axes, defaults: Mapping[str, Any], custom: Mapping[str, Any]) 
     log = custom.get("scaleDistribution", {}).get("type") == "log"
     axes.set_yscale("log" if log else "linear")
     if not log and "axisSoftMin" in custom:
-        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+        axes.set_ylim(bottom=min(0, min((min(h.get_ydata()) for h in axes.get_lines()), default=0)))
+        axes.set_ylim(top=max(axes.get_ylim()[1], custom.get("axisSoftMax", 0)))
     if "max" in defaults:
         axes.set_ylim(top=defaults["max"])
     unit = "short" if defaults["unit"].startswith("si:") else defaults["unit"]
@@ -278,7 +279,7 @@ def save(figure: Figure, path: Path) -> None:
 
 # -- runs with something to see
 
-FEDERATED = ("--config", "smoke", "--set", "rounds=60", "clients.count=8", "data.alpha=0.3")
+FEDERATED = ("--config", "smoke", "--set", "rounds=50", "clients.count=8", "data.alpha=0.3")
 FEDERATED += ("clients.lr_log_var=0.05", "evaluate.every=2", "clients.local_epochs=2")
 DILOCO = ("--config", "lm/diloco", "--set", "lm.steps=600", "lm.federated.local_steps=20")
 DILOCO += ("lm.federated.clients=4", "lm.model.layers=1", "lm.model.width=32", "lm.log_every=20")
