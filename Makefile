@@ -14,7 +14,7 @@ ROOT       := $(filter 0,$(shell id -u))
 DESELECT   := not gpu$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check law procs golden golden-update gpu format bench bench-lm clean
+.PHONY: help setup run smoke test check law procs golden golden-update gpu format bench bench-lm dash clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ bench: $(READY) ## v14 against v4, fedavg and central training, three seeds each
 bench-lm: $(READY) ## language models: our step beside a minimal GPT's, ZeRO beside plain DDP
 	PYTHONPATH=. $(BIN)/python bench/lm_step.py
 	PYTHONPATH=. $(BIN)/torchrun --standalone --nproc_per_node=2 bench/lm_engines.py
+
+dash: $(READY) ## write Grafana's dashboards from deploy/grafana/*.py
+	PYTHONPATH=. $(BIN)/python -m deploy.grafana.build
 
 clean: ## remove runs, shards and caches (keeps .venv)
 	rm -rf runs data_shards/store .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -57,51 +55,6 @@ def test_a_port_in_use_falls_to_the_next_free_one_and_says_so(tmp_path: Path) ->
     assert runs.summary(tmp_path)["status"] == "completed"
     assert str(port) in out
     assert targets(tmp_path)[0]["targets"] != [f"127.0.0.1:{port}"]
-
-
-@pytest.mark.prometheus
-def test_a_real_prometheus_scrapes_all_clients_of_eight_ranks(tmp_path: Path) -> None:
-    run, port = tmp_path / "run", free_port()
-    (tmp_path / "prometheus.yml").write_text(
-        "global: {scrape_interval: 1s}\n"
-        "scrape_configs:\n"
-        "  - job_name: fedcore\n"
-        "    file_sd_configs:\n"
-        f"      - {{files: ['{run}/prometheus_targets.json'], refresh_interval: 1s}}\n"
-    )
-    server = subprocess.Popen(
-        [
-            "prometheus",
-            f"--config.file={tmp_path}/prometheus.yml",
-            f"--storage.tsdb.path={tmp_path}/tsdb",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    words = ("--config", "smoke", "--set", "rounds=4000", "clients.count=16", "data.alpha=10")
-    process = runs.start(8, run, *words)
-
-    def series() -> list[dict] | None:
-        query = urllib.parse.quote("fedcore_lambda_effective")
-        url = f"http://127.0.0.1:{port}/api/v1/query?query={query}"
-        try:
-            found = json.load(urllib.request.urlopen(url, timeout=5))["data"]["result"]
-        except OSError:
-            return None
-        return found if len(found) == 16 else None
-
-    try:
-        found = runs.wait_for(series, "all 16 clients in Prometheus", limit=90)
-    finally:
-        process.terminate()
-        runs.finish(process, limit=60)
-        server.terminate()
-        server.wait(timeout=30)
-    labels = [s["metric"] for s in found]
-    assert {m["client"] for m in labels} == {str(k) for k in range(16)}
-    assert {m["rank"] for m in labels} == {str(r) for r in range(8)}
-    assert {m["run"] for m in labels} == {"run"}
 
 
 def free_port() -> int:

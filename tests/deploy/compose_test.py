@@ -1,0 +1,73 @@
+"""Do the parts of deploy/compose.yml fit each other? (No Docker is needed, or asked.)"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.grafana.panels import DOCS
+from launcher import cli
+from tests.deploy.stack import DEPLOY
+
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+PROVISIONING = DEPLOY / "grafana" / "provisioning"
+
+
+def mounts(service: str) -> dict[str, str]:
+    """Source of each place in the container."""
+    return {place: source for source, place, *_ in (v.split(":") for v in volumes(service))}
+
+
+def volumes(service: str) -> list[str]:
+    return SERVICES[service].get("volumes", [])
+
+
+def filled(words: list[str]) -> list[str]:
+    """With the values that stand where the environment says nothing."""
+    return [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", word) for word in words]
+
+
+def test_the_trainer_can_be_scraped_from_outside_its_container() -> None:
+    torchrun, main, *words = filled(SERVICES["trainer"]["command"])
+    assert torchrun.startswith("--nproc_per_node=")
+    assert main == "launcher/main.py"
+    metrics = cli.request(cli.parser().parse_args(words)).config.metrics
+    assert metrics.bind == "0.0.0.0"
+    assert metrics.targets == Path("runs/targets")
+    assert mounts("trainer")["/fedcore/runs"] == mounts("prometheus")["/fedcore/runs"]
+
+
+def test_the_image_has_what_the_trainer_starts() -> None:
+    build = SERVICES["trainer"]["build"]
+    context = (DEPLOY / build["context"]).resolve()
+    lines = (context / build["dockerfile"]).read_text().splitlines()
+    copied = [word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]]
+    assert {"launcher", "fedcore", "data_shards", "pyproject.toml"} <= set(copied)
+    assert all((context / name).exists() for name in copied)
+
+
+def test_only_this_machine_reaches_any_port() -> None:
+    ports = [p for service in SERVICES.values() for p in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_grafana_finds_what_is_provisioned() -> None:
+    found = mounts("grafana")
+    provider = yaml.safe_load((PROVISIONING / "dashboards" / "fedcore.yml").read_text())
+    folder = DEPLOY / found[provider["providers"][0]["options"]["path"]]
+    assert {f.name for f in folder.iterdir()} == {"federation.json", "lm.json", "cluster.json"}
+    assert (DEPLOY / found["/etc/grafana/provisioning"]).resolve() == PROVISIONING
+    assert (DEPLOY / found[f"/usr/share/grafana{DOCS}"] / "operations.md").is_file()
+    source = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text())
+    variable = source["datasources"][0]["url"].strip("${}")
+    assert SERVICES["grafana"]["environment"][variable] == "http://prometheus:9090"
+
+
+def test_volumes_are_declared() -> None:
+    named = {v.split(":")[0] for service in SERVICES for v in volumes(service)}
+    assert {name for name in named if "/" not in name} == set(COMPOSE["volumes"])
