@@ -35,12 +35,13 @@ def test_every_rank_shows_its_own_clients(tmp_path: Path) -> None:
     process = runs.start(3, tmp_path, *words)
     try:
         runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 1, "a first round")
-        addresses = [t["targets"][0] for t in targets(tmp_path)]
+        listed = targets(tmp_path)
+        addresses = [t["targets"][0] for t in listed]
         seen = [clients_at(address) for address in addresses]
     finally:
         process.terminate()
         runs.finish(process, limit=60)
-    assert [t["labels"]["rank"] for t in targets(tmp_path)] == ["0", "1", "2"]
+    assert [t["labels"]["rank"] for t in listed] == ["0", "1", "2"]
     assert set().union(*seen) == {str(k) for k in range(6)}
     assert sum(map(len, seen)) == 6
     assert all(address.startswith("127.0.0.1:") for address in addresses)
@@ -51,10 +52,13 @@ def test_a_port_in_use_falls_to_the_next_free_one_and_says_so(tmp_path: Path) ->
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        out = runs.run(0, tmp_path, "--config", "smoke", "--set", f"metrics.port={port}")
+        process = runs.start(0, tmp_path, "--config", "smoke", "--set", f"metrics.port={port}")
+        file = tmp_path / "prometheus_targets.json"
+        runs.wait_for(lambda: file.is_file() and targets(tmp_path), "target file")
+        assert clients_at(targets(tmp_path)[0]["targets"][0]) is not None
+        out = runs.finish(process)
     assert runs.summary(tmp_path)["status"] == "completed"
-    assert str(port) in out
-    assert targets(tmp_path)[0]["targets"] != [f"127.0.0.1:{port}"]
+    assert f"metrics port {port} is not free; metrics are on port" in out
 
 
 def free_port() -> int:
