@@ -1,4 +1,4 @@
-"""Do trackers follow a real run on two ranks, over a stop?"""
+"""Do trackers follow a real run on two ranks, over a stop and on?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_stopped_run_is_one_run_to_its_trackers(tmp_path: Path) -> None:
     process.terminate()
     runs.finish(process)
     assert runs.summary(run)["status"] == "stopped"
-    runs.completed(2, run, *words)
+    runs.completed(0, run, *words)  # on one rank
     lines = [e for e in last_of_each(read_events(run / "metrics.jsonl")) if e["event"] == "round"]
     for read in (of_tensorboard, of_mlflow):
         curves, config = read(run / "trackers")
