@@ -34,6 +34,7 @@ from fedcore.server.combine import COMBINES
 from fedcore.server.comm import together
 from fedcore.server.fusion import FUSIONS
 from fedcore.telemetry.telemetry import Telemetry
+from fedcore.telemetry.trackers import check_trackers
 from launcher.world import World
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
@@ -50,6 +51,7 @@ def check_names(config: RunConfig) -> Algorithm:
         "algorithm.combine_settings",
     )
     FUSIONS.get(algorithm.fuse)
+    check_trackers(config.metrics.trackers)
     SCHEDULES.get(config.clients.lr_schedule, "clients.lr_schedule")
     readouts = [*READOUTS.names(), *SINGLE]
     if algorithm.readout not in readouts:

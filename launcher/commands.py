@@ -90,6 +90,22 @@ def metrics() -> None:
 
 @app.command()
 @plain
+def watch(
+    run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a list of runs.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+    once: Annotated[bool, typer.Option(help="One picture, and end.")] = False,
+) -> None:
+    """Show a run live, from any shell that sees its directory; its lines where no terminal is.
+
+    Ends with the run. Example: fedcore watch runs/default-v14-s0-d1bca5b7
+    """
+    from launcher.watch import main
+
+    main(run, sys.stdout, every, once)
+
+
+@app.command()
+@plain
 def plot(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     out: Annotated[Path | None, typer.Option(help="Default: RUN/lambda.png.")] = None,

@@ -30,6 +30,7 @@ from fedcore.lm.train import LMRun
 from fedcore.lm.turns import Turns, dealt
 from fedcore.server.comm import together
 from fedcore.telemetry.telemetry import Telemetry
+from fedcore.telemetry.trackers import check_trackers
 from launcher import prepare_text
 from launcher.entry import Identity
 from launcher.lm_stored import keep_vocabulary
@@ -41,9 +42,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 
 def check_names(config: RunConfig) -> None:
-    """Look up what only the registries know: the schedules."""
+    """Look up what only the registries know: the schedules; and the trackers."""
     lm = config.lm
     assert lm is not None
+    check_trackers(config.metrics.trackers)
     rates(lm.model_copy(update={"steps": 1}))
     optimizer = scaled(lm)
     names = ("lr", "muon_lr") if optimizer.name == "muon" else ("lr",)

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedcore.algorithms import resolve
 from fedcore.config import MetricsConfig, RunConfig
+from fedcore.config_text import flatten
 from fedcore.server.comm import together
 from fedcore.telemetry.console import ConsoleSink, final_table
 from fedcore.telemetry.jsonl import JsonlSink
@@ -19,6 +20,7 @@ from fedcore.telemetry.prometheus import PrometheusSink, RunFacts
 from fedcore.telemetry.sinks import Sink
 from fedcore.telemetry.targets import Address, Listing, is_loopback, reachable
 from fedcore.telemetry.telemetry import Telemetry, to_stderr
+from fedcore.telemetry.trackers import TrackerSink
 from launcher.rundir import RunDir, storage
 from launcher.world import World
 
@@ -42,7 +44,7 @@ def federated_telemetry(config: RunConfig, run: RunDir, own: int, world: World) 
         algorithm.readout,
         per_round=own * config.clients.local_epochs,
     )
-    sinks: list[Sink] = [console, JsonlSink(run.metrics, to_stderr)]
+    sinks: list[Sink] = [console, JsonlSink(run.metrics, to_stderr), *_trackers(config, run)]
     return Telemetry(sinks, meter, tick=console.trained, at_end=at_end)
 
 
@@ -55,8 +57,18 @@ def lm_telemetry(config: RunConfig, run: RunDir, world: World) -> Telemetry:
     meter, at_end = _endpoint(config, run, world, facts)
     if world.comm.rank:
         return Telemetry((), meter)
-    sinks: list[Sink] = [LMConsole(config.lm.steps), JsonlSink(run.metrics, to_stderr)]
+    console = LMConsole(config.lm.steps)
+    sinks: list[Sink] = [console, JsonlSink(run.metrics, to_stderr), *_trackers(config, run)]
     return Telemetry(sinks, meter, at_end=at_end)
+
+
+def _trackers(config: RunConfig, run: RunDir) -> list[Sink]:
+    """The experiment trackers that the configuration asks for."""
+    flat, limit = flatten(config.plain()), config.metrics.per_client_limit
+    return [
+        TrackerSink(name, run.trackers, run.path.resolve().name, flat, limit)
+        for name in dict.fromkeys(config.metrics.trackers)
+    ]
 
 
 def federated_info(config: RunConfig) -> dict[str, Any]:

@@ -46,6 +46,11 @@ class RunDir:
         """Prometheus file_sd."""
         return self.path / "prometheus_targets.json"
 
+    @property
+    def trackers(self) -> Path:
+        """What TensorBoard, wandb and MLflow keep, if they are asked for."""
+        return self.path / "trackers"
+
     def read_summary(self) -> dict[str, Any] | None:
         """What the last run in this directory said at its end, if it ended."""
         try:

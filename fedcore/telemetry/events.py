@@ -149,3 +149,43 @@ class LMWarningEvent(Event):
     kind = "warning"
     step: int
     message: str
+
+
+KINDS: dict[str, tuple[type[Event], ...]] = {
+    "client": (ClientEvent,),
+    "round": (RoundEvent,),
+    "resume": (ResumeEvent, LMResumeEvent),
+    "warning": (WarningEvent, LMWarningEvent),
+    "lm_step": (LMStepEvent,),
+    "lm_client": (LMClientEvent,),
+    "lm_eval": (LMEvalEvent,),
+}
+"""By `event` of a line; a warning or resumption is of the kind whose fields it has."""
+
+_FIELDS = {
+    kind: {f.name: str(f.type) == "float" for f in fields(kind)}
+    for kinds in KINDS.values()
+    for kind in kinds
+}
+"""Of each kind its fields, and whether each must be a number."""
+
+
+def from_record(record: dict[str, Any]) -> Event | None:
+    """The event that `Event.record` wrote; None for what is no whole event of this version.
+
+    null becomes NaN where a number has to be.
+    """
+    for kind in KINDS.get(str(record.get("event")), ()):
+        wanted = _FIELDS[kind]
+        if wanted.keys() <= record.keys():
+            return kind(**{name: _read(record[name], exact) for name, exact in wanted.items()})
+    return None
+
+
+def _read(value: Any, is_number: bool) -> Any:
+    """A number is NaN where JSON had null, also within an object of numbers."""
+    if value is None and is_number:
+        return math.nan
+    if isinstance(value, dict) and None in value.values():
+        return {key: math.nan if inner is None else inner for key, inner in value.items()}
+    return value

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +73,55 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
     Raises `OSError` if the file cannot be read.
     """
-    records = []
-    for line in path.read_bytes().splitlines():
+    return list(_records(path.read_bytes().splitlines()))
+
+
+def _records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The objects among these lines."""
+    for line in lines:
         try:
             record = json.loads(line)
         except ValueError:
             continue
         if isinstance(record, dict):
-            records.append(record)
-    return records
+            yield record
+
+
+class Tail:
+    """Reads on in a file of JSON lines that grows, may not be there yet, or may be replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: tuple[int, int] | None = None  # device and inode
+        self._at = 0  # bytes read: up to the end of the last whole line
+
+    def is_replaced(self) -> bool:
+        """Whether the file is another one, or shorter, than what was read; it then starts anew."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            return False  # gone for a moment, or not there yet
+        file = (found.st_dev, found.st_ino)
+        replaced = self._file is not None and (file != self._file or found.st_size < self._at)
+        if replaced or self._file is None:
+            self._file, self._at = file, 0
+        return replaced
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The objects in whole lines since the last call, a piece of the file at a time.
+
+        A line without its end waits for the next call.
+        """
+        rest = b""
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self._at)
+            while piece := file.read(PIECE):
+                *lines, rest = (rest + piece).split(b"\n")
+                self._at = file.tell() - len(rest)
+                yield from _records(lines)
+
+
+PIECE = 1 << 22  # bytes; of a run of 10,000 clients a round is as much
 
 
 def last_of_each(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,8 +8,18 @@ import math
 import pytest
 
 from fedcore.telemetry.catalogue import CATALOGUE, Kind
-from fedcore.telemetry.events import ResumeEvent, WarningEvent
-from tests.unit.telemetry.made_up import client_event, round_event
+from fedcore.telemetry.events import (
+    Event,
+    LMClientEvent,
+    LMResumeEvent,
+    LMStepEvent,
+    LMWarningEvent,
+    ResumeEvent,
+    RoundEvent,
+    WarningEvent,
+    from_record,
+)
+from tests.unit.telemetry.made_up import client_event, eval_event, round_event, step_event
 
 PROMISED = {
     *("lambda_raw", "lambda_effective", "lambda_equilibrium", "sigma_sq", "loss", "gradient_norm"),
@@ -61,3 +71,40 @@ def test_what_is_not_finite_becomes_null() -> None:
 def test_other_events_name_themselves() -> None:
     assert ResumeEvent(3, "round_00003").record()["event"] == "resume"
     assert WarningEvent(3, "hot").record()["message"] == "hot"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        client_event(3, base_loss=0.25),
+        round_event(2, accuracy={}),
+        ResumeEvent(4, "round_00004"),
+        LMResumeEvent(4, "step_00004"),
+        WarningEvent(1, "words"),
+        LMWarningEvent(1, "words"),
+        step_event(),
+        eval_event(),
+        LMClientEvent(10, 3, 2.5, 0.1),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_a_line_is_read_back_as_the_event_it_was(event: Event) -> None:
+    assert from_record(json.loads(json.dumps(event.record()))) == event
+
+
+def test_null_is_read_back_as_nan_where_a_number_has_to_be() -> None:
+    read = from_record(round_event(prototype_std=math.nan, model_variance=None).record())
+    assert isinstance(read, RoundEvent)
+    assert math.isnan(read.prototype_std)
+    assert read.model_variance is None
+    step = from_record(step_event(memory_steps={"T3": math.inf}).record())
+    assert isinstance(step, LMStepEvent)
+    assert math.isnan(step.memory_steps["T3"])
+
+
+def test_what_is_no_whole_event_is_none() -> None:
+    whole = round_event().record()
+    assert from_record({}) is None
+    assert from_record({"event": "sneeze", "time": 1.0}) is None
+    assert from_record({k: v for k, v in whole.items() if k != "seconds"}) is None
+    assert from_record(whole | {"of a later version": 1}) is not None

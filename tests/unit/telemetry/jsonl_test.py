@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
 
 from fedcore.telemetry.events import ResumeEvent, WarningEvent
-from fedcore.telemetry.jsonl import JsonlSink, last_of_each, read_events
+from fedcore.telemetry.jsonl import JsonlSink, Tail, last_of_each, read_events
 from tests.unit.telemetry.made_up import client_event, round_event
 
 
@@ -115,3 +116,33 @@ def test_repeated_rounds_count_once_and_the_last_wins() -> None:
         *["client", "client", "round", "warning", "warning", "resume", "client"]
     ]
     assert kept[0]["base_loss"] == 2.0
+
+
+def test_a_tail_reads_each_line_once_however_the_file_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedcore.telemetry.jsonl.PIECE", 7)
+    path, tail, read = tmp_path / "metrics.jsonl", Tail(tmp_path / "metrics.jsonl"), list[dict]()
+    records = [e.record() for e in (client_event(0), client_event(1), round_event())]
+    data = b"".join(json.dumps(r).encode() + b"\n" for r in records)
+    read += tail.read()  # not there yet
+    for end in range(0, len(data) + 40, 40):
+        path.write_bytes(data[:end])
+        assert not tail.is_replaced()
+        read += tail.read()
+    assert read == records
+
+
+@pytest.mark.parametrize("way", ["moved away", "cut"])
+def test_a_tail_begins_anew_when_the_file_is_another_one(tmp_path: Path, way: str) -> None:
+    path, tail = tmp_path / "metrics.jsonl", Tail(tmp_path / "metrics.jsonl")
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    tail.is_replaced()
+    assert len([*tail.read()]) == 2
+    if way == "moved away":
+        path.rename(tmp_path / "old.jsonl")
+        assert not tail.is_replaced()  # nothing to begin with
+    path.write_text('{"b": 1}\n')
+    assert tail.is_replaced()
+    assert [*tail.read()] == [{"b": 1}]
+    assert not tail.is_replaced()
