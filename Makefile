@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 # tests that need a part which this machine lacks are deselected, and it is said
-PROMETHEUS := $(shell command -v prometheus 2>/dev/null)
+PROMETHEUS := $(and $(shell command -v prometheus),$(shell command -v promtool),$(shell command -v prometheus-alertmanager),$(shell command -v amtool))
 ROOT       := $(filter 0,$(shell id -u))
 DESELECT   := not gpu$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
@@ -33,7 +33,7 @@ smoke: ## a small federation in half a minute, 2 processes
 	@$(MAKE) --no-print-directory run RANKS=2 CONFIG=smoke
 
 test: $(READY) ## the whole test suite
-	@test -n "$(PROMETHEUS)" || echo "prometheus is not installed: its scrape test is left out"
+	@test -n "$(PROMETHEUS)" || echo "prometheus and prometheus-alertmanager are not both installed: their tests are left out"
 	@test -n "$(ROOT)" || echo "not root: the full-disk test, which mounts a small disk, is left out"
 	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs" $(ARGS)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "$(DESELECT) and procs" $(ARGS)

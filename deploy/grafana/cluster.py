@@ -53,7 +53,7 @@ def now() -> list[Panel]:
             Query(f"count({UP}) - sum({UP})"),
             width=4,
             steps={1: RED},
-            page="operations.md#a-lost-or-frozen-rank",
+            page="operations.md#rankdown",
         ),
         number(
             "Alerts firing",
@@ -61,7 +61,7 @@ def now() -> list[Panel]:
             Query(f"count({FIRING}) or vector(0)"),
             width=4,
             steps={1: RED},
-            page="operations.md",
+            page="operations.md#alerts",
         ),
         number(
             "Checkpoints failed",
@@ -70,7 +70,7 @@ def now() -> list[Panel]:
             Query(failures),
             width=4,
             steps={1: RED},
-            page="operations.md#full-disk",
+            page="operations.md#checkpointfailed",
         ).decimals(0),
         number(
             "Warnings",
@@ -137,7 +137,7 @@ def _alerts() -> Panel:
         Query(f"max by (alertname, severity, run, rank) ({FIRING})"),
         width=8,
         height=10,
-        page="operations.md",
+        page="operations.md#alerts",
     )
 
 
@@ -149,7 +149,7 @@ def ranks() -> list[Panel]:
         "frozen, and the others wait for it or are about to end with code 5.",
         Query(f"sum by (run) ({UP})", "{{run}}"),
         Query(f"max by (run) (fedcore_ranks{{{RUNS}}})", "{{run}} started on"),
-        page="operations.md#a-lost-or-frozen-rank",
+        page="operations.md#rankdown",
     ).decimals(0)
     used, total = (f"fedcore_device_memory{e}{{{RUNS}}}" for e in ("_bytes", "_total_bytes"))
     full = f"topk({SLOWEST}, max by (run, rank) ({used} / {total}))"
@@ -172,6 +172,7 @@ def ranks() -> list[Panel]:
             Query(full, "{{run}} {{rank}}"),
             unit="percentunit",
             steps={0.8: YELLOW, 0.95: RED},
+            page="operations.md#devicememorynearfull",
         ),
     ]
 
@@ -187,13 +188,13 @@ def checkpoints() -> list[Panel]:
             "What would have to be done again if the run were lost now.",
             Query(f"time() - {written}", "{{run}}"),
             unit="s",
-            page="operations.md#stopping-and-going-on",
+            page="operations.md#checkpointtooold",
         ),
         lines(
             "Checkpoints that failed",
             "At that time: a full disk, mostly. The run goes on and tries again.",
             Query(f"sum by (run) ({failures})", "{{run}}"),
-            page="operations.md#full-disk",
+            page="operations.md#checkpointfailed",
         )
         .decimals(0)
         .axis_soft_max(1),
@@ -238,13 +239,13 @@ def scraping() -> list[Panel]:
             Query(f"max by (run) (scrape_duration_seconds{of})", "{{run}}"),
             unit="s",
             width=12,
-            page="operations.md#prometheus",
+            page="operations.md#metrics",
         ),
         lines(
             "Samples in a scrape",
             "Of all ranks of a run together.",
             Query(f"sum by (run) (scrape_samples_scraped{of})", "{{run}}"),
             width=12,
-            page="operations.md#prometheus",
+            page="operations.md#metrics",
         ),
     ]

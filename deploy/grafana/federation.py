@@ -61,7 +61,7 @@ def state() -> list[Panel]:
             "nothing, or s(p) has driven it there (v12): the closed forms tell which.",
             Query(exploded),
             steps={1: RED},
-            page=LAMBDA,
+            page="operations.md#lambdaexplosion",
         ),
         shared.warnings(),
         number(
@@ -87,7 +87,7 @@ def lambdas() -> list[Panel]:
         limit,
         width=12,
         log=True,
-        page=LAMBDA,
+        page="operations.md#lambdaexplosion",
     )
     effective = lines(
         "Effective lambda by client",
@@ -112,7 +112,7 @@ def _over_clients(limit: Query) -> list[Panel]:
         at_rest,
         limit,
         log=True,
-        page=LAMBDA,
+        page="operations.md#lambdagrowstenfold",
     )
     return [
         band(dashed(dashed(raw, "^median at rest$", YELLOW), "^lambda_max$", RED)),
@@ -132,7 +132,7 @@ def _over_clients(limit: Query) -> list[Panel]:
             Query(ratio, "raw / at rest"),
             log=True,
             steps={1: GREEN},
-            page=LAMBDA,
+            page="operations.md#lambdaoffequilibrium",
         ),
         lines(
             "Annealing s(p)",
@@ -147,14 +147,14 @@ def _over_clients(limit: Query) -> list[Panel]:
             "its own loss; sigma²_align going to 0 is what makes lambda explode.",
             Query(median("fedcore_sigma_sq", by="task"), "{{task}}"),
             log=True,
-            page=LAMBDA,
+            page="operations.md#lambdastuck",
         ),
         lines(
             "Exploded clients",
             "Clients whose raw lambda is above lambda_max.",
             Query(largest("fedcore_lambda_exploded"), "clients above lambda_max"),
             steps={1: RED},
-            page=LAMBDA,
+            page="operations.md#lambdaexplosion",
         ).decimals(0),
     ]
 
@@ -175,7 +175,7 @@ def training() -> list[Panel]:
             "lambda at rest is large.",
             each_client("fedcore_loss", labels='term="align"'),
             log=True,
-            page=LAMBDA,
+            page="operations.md#alignlossvanished",
         ),
         band(
             lines(

@@ -86,7 +86,7 @@ def loss() -> list[Panel]:
             "lm.schedule.warmup.",
             Query(largest("fedcore_lm_loss", by="split"), "{{split}}"),
             zero=False,
-            page="lm.md",
+            page="operations.md#lmlossspike",
         ),
         rates.override_by_name("weight decay", right),
         lines(
@@ -118,7 +118,7 @@ def weights() -> list[Panel]:
             "not the noise that the theory takes them for, or warm-up is not over.",
             Query(largest(f"{rms}_ratio", by="group"), "{{group}}"),
             steps={1: GREEN},
-            page=THEORY,
+            page="operations.md#lmweightrmsdrift",
         ),
         lines(
             "Update ratio",

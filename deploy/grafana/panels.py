@@ -91,6 +91,7 @@ def number(
 
 def bars(
     title: str, meaning: str, *queries: Query, unit: str, width: int = 8, steps: Steps
+    page: str = "operations.md#dashboards",
 ) -> bargauge.Panel:
     """A bar for each line's last reading, from 0 to 1."""
     last = common.ReduceDataOptions().calcs(["lastNotNull"])
@@ -98,7 +99,7 @@ def bars(
     panel = panel.orientation(choices.VizOrientation.HORIZONTAL)
     panel = panel.display_mode(choices.BarGaugeDisplayMode.BASIC).thresholds(thresholds(steps))
     panel = panel.color_scheme(FieldColor().mode(FieldColorModeId.THRESHOLDS))
-    _common(panel, title, meaning, queries, unit, width, "operations.md#dashboards")
+    _common(panel, title, meaning, queries, unit, width, page)
     return panel
 
 

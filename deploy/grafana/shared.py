@@ -17,13 +17,14 @@ def state() -> list[Panel]:
             "says what to do; stopped goes on when the same command is run again.",
             Query(status()),
             steps={1: "blue"},
-            page="operations.md#exit-codes",
+            page="operations.md#runfailed",
         ).mappings([status_names()]),
         number(
             "Progress",
             "Share of the run that is done.",
             Query(largest("fedcore_progress_ratio")),
             unit="percentunit",
+            page="operations.md#noprogress",
         ),
     ]
 
@@ -35,6 +36,7 @@ def warnings() -> Panel:
         "Since this attempt of the run began; each is a line in metrics.jsonl and on the screen.",
         Query(largest("fedcore_warnings_total")),
         steps={1: YELLOW},
+        page="operations.md#warningstold",
     )
 
 
@@ -95,6 +97,7 @@ def stragglers() -> list[Panel]:
             "1.5 for long: a slow node, or more clients and data than the others.",
             Query(f"topk({SLOWEST}, {factor})", "rank {{rank}}"),
             steps={1.5: YELLOW, 3: RED},
+            page="operations.md#stragglerrank",
         ),
     ]
 

@@ -1,0 +1,73 @@
+"""Does the shipped Alertmanager start without a network, and hold back what follows from more?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.stack import DEPLOY
+from tests.procs.runs import wait_for
+from tests.procs.scrape_test import free_port
+
+pytestmark = [pytest.mark.procs, pytest.mark.prometheus]
+
+CLIENT = {"run": "r", "rank": "0", "client": "q1"}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    address = f"127.0.0.1:{free_port()}"
+    words = [f"--storage.path={tmp_path_factory.mktemp('am')}", f"--web.listen-address={address}"]
+    server = subprocess.Popen(
+        [
+            *("prometheus-alertmanager", f"--config.file={DEPLOY}/prometheus/alertmanager.yml"),
+            *("--cluster.listen-address=", *words),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_for(lambda: _is_ready(f"http://{address}"), "Alertmanager to be ready")
+        yield f"http://{address}"
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/-/ready", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("cause", "effect"),
+    [
+        ({"alertname": "RankDown", "rank": "1"}, {"alertname": "NoProgress"}),
+        ({"alertname": "RunDiverged"}, {"alertname": "NaNLoss", **CLIENT}),
+        ({"alertname": "LambdaExplosion", **CLIENT}, {"alertname": "LambdaGrowsTenfold", **CLIENT}),
+    ],
+)
+def test_a_cause_holds_back_its_effect_in_its_own_run_alone(
+    url: str, cause: dict[str, str], effect: dict[str, str], tmp_path: Path
+) -> None:
+    here, there = tmp_path.name, f"not-{tmp_path.name}"
+    told = [{**cause, "run": here}, {**effect, "run": here}, {**effect, "run": there}]
+    body = json.dumps([{"labels": labels} for labels in told]).encode()
+    kind = {"Content-Type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(f"{url}/api/v2/alerts", body, kind), timeout=10)
+
+    def states() -> list[str | None]:
+        with urllib.request.urlopen(f"{url}/api/v2/alerts", timeout=10) as answer:
+            found = [(a["labels"], a["status"]["state"]) for a in json.load(answer)]
+        return [next((s for labels, s in found if labels == one), None) for one in told]
+
+    wanted = ["active", "suppressed", "active"]
+    wait_for(lambda: states() == wanted, f"{wanted} of {told}", limit=20)
