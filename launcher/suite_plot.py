@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcore.telemetry.plots import COLOURS, GREY, frame, save
+from fedcore.telemetry.plots import GREY, INKS, frame, save
 from launcher.suite_results import Array, Row
 from launcher.suite_state import COMPLETED
 
 if TYPE_CHECKING:  # loaded on use: it takes half a second
     from matplotlib.axes import Axes
 
-MORE = ("#8C564B", "#7F7F7F", "#BCBD22", "#6A3D9A", "#1B4965")
-INKS = (*COLOURS, *MORE)
-"""Twelve colours; further experiments take them again, dashed."""
 POINTS = 200  # to which curves of several seeds are brought
 DOTS = 30  # evaluations up to which each is marked
 
@@ -54,6 +51,7 @@ def _counted(value: float, position: int) -> str:
 
 def _draw(axes: Axes, row: Row, kind: str, number: int) -> None:
     """The mean over seeds, and around it a band from the lowest to the highest."""
+    # experiments beyond the colours take them again, dashed
     ink: dict[str, Any] = {"color": INKS[number % len(INKS)], "linewidth": 1.7}
     ink["linestyle"] = ("-", "--", ":", "-.")[number // len(INKS) % 4]
     done = all(trial.state.status == COMPLETED for trial in row.trials)

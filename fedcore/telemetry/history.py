@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,19 @@ class History:
         path = run_dir / "metrics.jsonl"
         if not path.is_file():
             raise ConfigError("RUN", str(run_dir), "a run directory with metrics.jsonl", "runs/...")
-        records = last_of_each(read_events(path))
+        found = cls.of_records(run_dir.resolve().name, last_of_each(read_events(path)))
+        if not found.clients:
+            raise ConfigError("RUN", str(run_dir), "a run with a finished round", "again later")
+        return found
+
+    @classmethod
+    def of_records(cls, name: str, records: Sequence[dict[str, Any]]) -> History:
+        """From what is left of a file by `last_of_each`; there may be no round among it."""
         clients, rounds = (
             sorted((r for r in records if _is_whole(r, kind)), key=lambda r: int(r["round"]))
             for kind in ("client", "round")
         )
-        if not clients:
-            raise ConfigError("RUN", str(run_dir), "a run with a finished round", "again later")
-        return cls(run_dir.resolve().name, clients, rounds)
+        return cls(name, clients, rounds)
 
     def per_client(self, field: str) -> tuple[Array, Array]:
         """Rounds [R], counted from 1, and values [R, K], clients in id order; NaN = none."""
@@ -82,6 +88,11 @@ def median(values: Array) -> Array:
 def span(values: Array) -> tuple[Array, Array]:
     """Smallest and largest [R] over the clients that have a value [R, K]; NaN where none has."""
     return _over_known(values, np.nanmin), _over_known(values, np.nanmax)
+
+
+def quantiles(values: Array, shares: Sequence[float]) -> Array:
+    """Quantiles [R, Q] over the clients that have a value [R, K]; NaN where none has."""
+    return np.stack([_over_known(values, partial(np.nanquantile, q=q)) for q in shares], axis=1)
 
 
 def _over_known(values: Array, function: Any) -> Array:
