@@ -33,7 +33,7 @@ def plot_curves(found: Sequence[Row], out: Path) -> Path:
         axes.set_ylabel("nats per token")
         _zoom(axes, found, kind)
     panels[1].set_xlabel("tokens trained on")
-    panels[1].xaxis.set_major_formatter(_counted)
+    panels[1].xaxis.set_major_formatter(counted)
     entries: dict[str, Any] = {"loc": "outside right upper", "frameon": False, "fontsize": 9}
     handles, labels = panels[1].get_legend_handles_labels()
     if handles:
@@ -41,7 +41,7 @@ def plot_curves(found: Sequence[Row], out: Path) -> Path:
     return save(figure, out)
 
 
-def _counted(value: float, position: int) -> str:
+def counted(value: float, position: float | None = None) -> str:
     """Tokens in short: 3.2M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,12 +53,24 @@ class History:
 
     def per_client(self, field: str) -> tuple[Array, Array]:
         """Rounds [R], counted from 1, and values [R, K], clients in id order; NaN = none."""
+        return self._table(lambda record: record.get(field))
+
+    def per_term(self, name: str) -> tuple[Array, Array]:
+        """The same of one loss term."""
+        return self._table(lambda record: (record.get("terms") or {}).get(name))
+
+    def terms(self) -> list[str]:
+        """Names of the loss terms, in the order of the file."""
+        return list(dict.fromkeys(name for r in self.clients for name in r.get("terms") or {}))
+
+    def _table(self, of: Callable[[dict[str, Any]], float | None]) -> tuple[Array, Array]:
         row = {r: i for i, r in enumerate(sorted({r["round"] for r in self.clients}))}
         column = {k: i for i, k in enumerate(sorted({r["client"] for r in self.clients}))}
         values = np.full((len(row), len(column)), np.nan)
         for record in self.clients:
-            if record.get(field) is not None:
-                values[row[record["round"]], column[record["client"]]] = record[field]
+            value = of(record)
+            if value is not None:
+                values[row[record["round"]], column[record["client"]]] = value
         return np.array(list(row), dtype=np.float64) + 1, values
 
     def per_round(self, field: str) -> tuple[Array, Array]:

@@ -167,10 +167,16 @@ def draw_annealing(axes: Axes, right: Axes, run: History, ink: Ink) -> None:
 def draw_losses(axes: Axes, run: History, ink: Ink) -> None:
     """Base and align loss: median and range over clients."""
     for kind, own, style in (("base", BLUE, "-"), ("align", ORANGE, "--")):
-        x, values = run.per_client(f"{kind}_loss")
-        draw_band(axes, x, values, ink.of(own))
-        axes.plot(x, median(values), color=ink.of(own), linewidth=2, linestyle=style)
-        ink.key(axes, own, style, kind)
+        draw_spread(axes, *run.per_client(f"{kind}_loss"), ink, own, style, kind)
+
+
+def draw_spread(
+    axes: Axes, x: Array, values: Array, ink: Ink, own: str, style: Any, label: str
+) -> None:
+    """Median over clients, and around it a band from the smallest to the largest. [R, K]."""
+    draw_band(axes, x, values, ink.of(own))
+    axes.plot(x, median(values), color=ink.of(own), linewidth=2, linestyle=style)
+    ink.key(axes, own, style, label)
 
 
 def draw_accuracy(axes: Axes, run: History, ink: Ink) -> None:

@@ -1,0 +1,108 @@
+"""The key figures of the runs: what stands at the head of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from fedcore.telemetry.history import Array
+from launcher.report.federated import has_alignment, own_readout, three
+from launcher.report.language import evals, steps
+from launcher.report.stored import LM, Stored
+from launcher.words import duration, number, percent, size
+
+Figures = dict[str, str]
+"""Words by title; a title that a run has no number for is left out."""
+
+
+def key_figures(run: Stored) -> Figures:
+    """Of a run of either kind."""
+    return _about(run) | (_language(run) if run.kind == LM else _federated(run))
+
+
+def _about(run: Stored) -> Figures:
+    """What ran, where, and how long."""
+    said, summary = run.said, run.summary
+    lm = said.get("lm") or {}
+    dataset = (lm.get("data") or {}).get("source") if lm else (said.get("data") or {}).get("source")
+    name = (
+        (lm.get("optimizer") or {}).get("name") if lm else (said.get("algorithm") or {}).get("name")
+    )
+    title = "optimiser" if run.kind == LM else "algorithm"
+    found = {title: name, "model": _model(run), "dataset": dataset, "seed": said.get("seed")}
+    found["ranks"] = summary.get("world_size") or run.environment.get("world_size")
+    seconds = summary.get("wall_seconds") or _elapsed(run)
+    found["duration"] = None if seconds is None else duration(seconds)
+    return {key: str(value) for key, value in found.items() if value is not None}
+
+
+def _model(run: Stored) -> str | None:
+    model = run.summary.get("model")
+    return model or (run.said.get("model") or {}).get("name")
+
+
+def _elapsed(run: Stored) -> float | None:
+    return max(run.times) - min(run.times) if run.times else None
+
+
+def _known(found: Mapping[str, tuple[object, Callable[[float], str]]]) -> Figures:
+    return {k: f(v) for k, (v, f) in found.items() if isinstance(v, int | float)}
+
+
+def _federated(run: Stored) -> Figures:
+    """Accuracies, lambda and traffic, from the summary or else from the rounds."""
+    summary, history = run.summary, run.history
+    rounds = [int(r["round"]) + 1 for r in history.rounds]
+    own = history.accuracy(own_readout(run) or "")[1]
+    found = {"clients": f"{len({r['client'] for r in history.clients}):,}"}
+    found["rounds"] = f"{max(rounds)} of {history.rounds[-1].get('rounds')}" if rounds else "0"
+    found |= _known(
+        {
+            "test accuracy": (summary.get("test_accuracy", _at(own, -1)), percent),
+            "best": (summary.get("best_test_accuracy", own.max() if len(own) else None), percent),
+        }
+    )
+    if has_alignment(run):
+        last = three(history.per_client("lambda_effective")[1], -1)
+        found["effective λ: min, median, max"] = " / ".join(map(number, last))
+    rate = history.per_round("samples_per_second")[1]
+    traffic = float(history.per_round("bytes_communicated")[1].sum())
+    sent = summary.get("bytes_communicated", traffic)
+    return found | _known(
+        {
+            "samples/s": (summary.get("samples_per_second", _mean(rate)), number),
+            "bytes sent": (sent, size),
+        }
+    )
+
+
+def _at(values: Array, place: int) -> float | None:
+    return float(values[place]) if len(values) else None
+
+
+def _mean(values: Array) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _language(run: Stored) -> Figures:
+    """Losses, tokens and speed."""
+    last, summary = run.events("lm_step")[-1], run.summary
+    held = evals(run, "loss")[1]
+    found = {"steps": f"{last['step']:,} of {last.get('steps') or 0:,}"}
+    return found | _known(
+        {
+            "tokens": (last.get("tokens"), lambda x: f"{x:,.0f}"),
+            "parameters": (summary.get("parameters"), lambda x: f"{x:,.0f}"),
+            "training loss": (_at(steps(run, "loss")[1], -1), lambda x: f"{x:.4f}"),
+            "held-out loss": (_at(held, -1), lambda x: f"{x:.4f}"),
+            "perplexity": (_at(evals(run, "perplexity")[1], -1), number),
+            "bits per byte": (_at(evals(run, "bits_per_byte")[1], -1), number),
+            "tokens/s": (summary.get("tokens_per_second", last.get("tokens_per_second")), number),
+        }
+    )
+
+
+def side_by_side(runs: Sequence[Stored]) -> list[list[str]]:
+    """Rows of title and one cell a run."""
+    found = [key_figures(run) for run in runs]
+    titles = dict.fromkeys(title for figures in found for title in figures)
+    return [[title, *(figures.get(title, "-") for figures in found)] for title in titles]

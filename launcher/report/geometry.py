@@ -1,0 +1,183 @@
+"""Where the prototypes ended, from the newest checkpoint: against the anchors and each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup
+from torch import Tensor
+
+from fedcore.telemetry.history import Array
+from fedcore.telemetry.plots import BLUE, GREY, ORANGE, RED, frame
+from launcher.report.draw import WIDE, as_image, heat, picture, whole_numbers
+from launcher.report.federated import spread
+from launcher.report.section import Picture, Section, Table
+from launcher.report.stored import Stored
+from launcher.words import number
+
+if TYPE_CHECKING:  # loaded on use: it takes half a second
+    from matplotlib.axes import Axes
+
+SMALL = 12  # classes up to which the numbers are written into the cells
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The global prototypes of C classes in numbers; NaN for a class that has none."""
+
+    checkpoint: str
+    norms: Array  # [C]
+    gram: Array  # [C, C]: cosines among the prototypes
+    to_anchors: (
+        Array | None
+    )  # [C, C]: prototype of the row, anchor of the column; None = no anchors
+    anchors_apart: float | None  # mean cosine between two anchors
+
+    @classmethod
+    def of(cls, prototypes: Tensor, anchors: Tensor, checkpoint: str) -> Geometry:
+        """From prototypes and anchors [C, D]."""
+        own, other = unit(prototypes), unit(anchors)
+        has_anchors = bool(np.isfinite(other).any()) and other.shape == own.shape
+        norms = np.linalg.norm(prototypes.double().numpy(), axis=1)
+        return cls(
+            checkpoint,
+            np.where(norms > 0, norms, np.nan),
+            own @ own.T,
+            own @ other.T if has_anchors else None,
+            float(np.nanmean(apart(other @ other.T))) if has_anchors else None,
+        )
+
+    @property
+    def ideal(self) -> float:
+        """Cosine between any two of C points that are as far apart as can be."""
+        return -1 / (len(self.norms) - 1)
+
+    @property
+    def to_own(self) -> Array:
+        """Cosine of each prototype with the anchor of its class: [C]."""
+        return np.diag(self.gram * np.nan if self.to_anchors is None else self.to_anchors)
+
+
+def unit(points: Tensor) -> Array:
+    """Rows of length 1; NaN for a row that is zero or not finite. [C, D]."""
+    values = points.double().numpy()
+    norms = np.linalg.norm(values, axis=1, keepdims=True)
+    good = (norms > 0) & np.isfinite(norms)
+    rows: Array = np.divide(values, norms, out=np.full_like(values, np.nan), where=good)
+    return rows
+
+
+def apart(gram: Array) -> Array:
+    """What stands off the diagonal of [C, C], as one row, without what is not known."""
+    values: Array = gram[~np.eye(len(gram), dtype=bool)]
+    return values[np.isfinite(values)]
+
+
+def geometry(run: Stored) -> Geometry | str:
+    """Of the newest good checkpoint; else why there is none."""
+    held, found = run.server()
+    pair = [held.get(name) for name in ("prototypes", "anchors")]
+    if pair[0] is None or pair[1] is None:
+        return found if not held else f"{found} holds none"
+    if pair[0].ndim != 2 or len(pair[0]) < 2:
+        return f"{found} holds prototypes of shape {tuple(pair[0].shape)}"
+    return Geometry.of(pair[0], pair[1], found)
+
+
+def prototypes(runs: Sequence[Stored], found: Sequence[Geometry | str]) -> Section:
+    """The geometry of each run, and how the clients' prototypes came together."""
+    about = (
+        "Cosines of the global prototypes with the anchors: 1 on the diagonal is a class that "
+        "reached its anchor. C directions are as far apart as can be when every two of them have a "
+        "cosine of -1/(C-1) (dashed), as the anchors of a simplex do."
+    )
+    section = Section("prototypes", "Prototypes", about)
+    known = [(r, g) for r, g in zip(runs, found, strict=True) if isinstance(g, Geometry)]
+    for run, g in known:
+        caption = f"{run.name}, {g.checkpoint}." if len(runs) > 1 else f"{g.checkpoint}."
+        section.pictures.append(Picture("prototype geometry", _draw(g), caption))
+    over = picture([spread(runs)], "round", high=2.4)
+    section.pictures.append(Picture("prototype spread between clients over rounds", over))
+    for run, why in zip(runs, found, strict=True):
+        if isinstance(why, str):
+            section.notes.append(f"No geometry of {run.name}: {why}.")
+    if known:
+        section.tables.append(Table(TITLES, [_row(run, g) for run, g in known]))
+    return section
+
+
+TITLES = ["run", "classes", "to own anchor: mean", "min", "between classes: mean", "std", "max"]
+TITLES += ["-1/(C-1)", "anchors: mean", "norm: mean"]
+
+
+def _row(run: Stored, g: Geometry) -> list[str]:
+    own, others = g.to_own[np.isfinite(g.to_own)], apart(g.gram)
+    near = [own.mean(), own.min()] if own.size else [np.nan] * 2
+    away = [others.mean(), others.std(), others.max()] if others.size else [np.nan] * 3
+    norms = g.norms[np.isfinite(g.norms)]
+    last = [g.ideal, g.anchors_apart, norms.mean() if norms.size else None]
+    words = [number(None if v is None else float(v)) for v in (*near, *away, *last)]
+    return [run.name, str(len(g.norms)), *words]
+
+
+def _draw(g: Geometry) -> Markup:
+    """Cosines with anchors and among each other, by class, and their distribution."""
+    from matplotlib.figure import Figure  # no pyplot: it keeps state and may want a display
+
+    figure = Figure(figsize=(WIDE, 7.2), dpi=110, layout="constrained")
+    (left, right), (below, last) = figure.subplots(2, 2, height_ratios=(5, 3))
+    if g.to_anchors is None:
+        left.axis("off")
+        left.text(0.5, 0.5, "this algorithm has no anchors", ha="center", color=GREY)
+    else:
+        _matrix(left, g.to_anchors, "Cosine of prototype and anchor", "anchor of class")
+    _matrix(right, g.gram, "Cosine of prototype and prototype", "prototype of class")
+    _by_class(below, g)
+    _distribution(last, g)
+    return as_image(figure)
+
+
+def _matrix(axes: Axes, values: Array, title: str, x: str) -> None:
+    frame(axes, title)
+    axes.grid(visible=False)
+    look: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -1, "vmax": 1}
+    image = heat(axes, values, ".2f" if len(values) <= SMALL else None, **look)
+    axes.set_aspect("equal")
+    axes.set_xlabel(x, fontsize=9)
+    axes.set_ylabel("prototype of class", fontsize=9)
+    if len(values) <= SMALL:
+        axes.set_xticks(range(len(values)))
+        axes.set_yticks(range(len(values)))
+    assert axes.figure is not None
+    axes.figure.colorbar(image, ax=axes, pad=0.01, aspect=30, shrink=0.9)
+
+
+def _by_class(axes: Axes, g: Geometry) -> None:
+    """The diagonal and the norms, class by class."""
+    at = np.arange(len(g.norms))
+    frame(axes, "By class: cosine with own anchor, and norm")
+    axes.plot(at, g.to_own, "o", color=BLUE, markersize=4, label="cosine with own anchor")
+    axes.set_ylim(min(0.0, float(np.nanmin(g.to_own, initial=0))) - 0.05, 1.05)
+    right = axes.twinx()
+    right.plot(at, g.norms, "x", color=ORANGE, markersize=4, label="norm, right scale")
+    right.set_ylim(bottom=0)
+    right.spines[:].set_visible(False)
+    right.tick_params(colors="#9a6a00", length=0)
+    axes.set_xlabel("class", fontsize=9)
+    whole_numbers(axes)
+    handles = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
+    axes.legend(handles=handles, fontsize=8, frameon=False, loc="lower left")
+
+
+def _distribution(axes: Axes, g: Geometry) -> None:
+    """Cosines between two classes, and what they would all be in a simplex."""
+    frame(axes, "Cosine between two classes: how many pairs")
+    values = apart(g.gram)
+    if values.size:
+        axes.hist(values, bins=min(40, max(8, len(values) // 4)), color=BLUE, alpha=0.8)
+    axes.axvline(g.ideal, color=RED, linestyle="--", label=f"-1/(C-1) = {g.ideal:.3g}")
+    axes.set_xlabel("cosine", fontsize=9)
+    axes.legend(fontsize=8, frameon=False)
