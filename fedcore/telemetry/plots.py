@@ -26,6 +26,7 @@ STYLES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)
 GREY, LINE = "#5f6368", "#c8ccd0"
 DASHED = (0, (4, 3))
 WIDE = 20.0  # max / min above which a range is drawn on a log scale
+FEW = 200.0  # max / min below which a log scale has labels between its decades
 DOTS = 30  # evaluations up to which each is marked
 MANY = 100  # clients above which a band stands for their lines
 
@@ -183,7 +184,7 @@ def draw_accuracy(axes: Axes, run: History, ink: Ink) -> None:
     """Test accuracy by read-out."""
     for number, name in enumerate(run.readouts()):
         x, values = run.accuracy(name)
-        own, style = COLOURS[number % len(COLOURS)], STYLES[number % len(STYLES)]
+        own, style = INKS[number % len(INKS)], STYLES[number % len(STYLES)]
         marker = "o" if len(x) <= DOTS else ""
         pen: dict[str, Any] = {"linewidth": 1.8, "marker": marker, "markersize": 3}
         axes.plot(x, values, color=ink.of(own), linestyle=style, **pen)
@@ -193,11 +194,19 @@ def draw_accuracy(axes: Axes, run: History, ink: Ink) -> None:
 def scale(axes: Axes) -> None:
     """A log scale if all drawn values are positive and span a wide range, else a linear one."""
     drawn = [np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.get_lines()]
-    values: npt.NDArray[np.float64] = np.concatenate([np.empty(0), *drawn])
+    bands = [path.vertices[:, 1] for part in axes.collections for path in part.get_paths()]  # type: ignore[index]
+    values: npt.NDArray[np.float64] = np.concatenate([np.empty(0), *drawn, *bands])
     values = values[np.isfinite(values)]
     if values.size and values.min() > 0 and values.max() > WIDE * values.min():
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        few = values.max() < FEW * values.min()  # decades: their ticks alone say little
+        axes.yaxis.set_minor_formatter(_between_decades if few else "")
+
+
+def _between_decades(value: float, _: float | None = None) -> str:
+    """A label for 2 and 5 times a power of ten."""
+    return f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
 
 
 def frame(axes: Axes, title: str, grid: Literal["x", "y"] = "y") -> None:

@@ -32,14 +32,19 @@ class Panel:
     bottom: float | None = None  # where the scale begins, if it does not follow
 
 
-def picture(panels: Sequence[Panel], x: str, *, across: int = 1, high: float = HIGH) -> Markup:
-    """The panels as one picture; x: what the shared axis counts. Across > 1: legends inside."""
+def picture(
+    panels: Sequence[Panel], x: str, *, across: int = 1, high: float = HIGH, alike: bool = False
+) -> Markup:
+    """The panels as one picture; x: what the shared axis counts. Across > 1: legends inside.
+
+    alike: panels have the same vertical scale.
+    """
     from matplotlib.figure import Figure  # no pyplot: it keeps state and may want a display
 
     across = min(across, len(panels))
     down = -(-len(panels) // across)
     figure = Figure(figsize=(WIDE, 0.5 + high * down), dpi=110, layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, sharex=across == 1)
+    grid = figure.subplots(down, across, squeeze=False, sharex=across == 1, sharey=alike)
     for panel, axes in zip(panels, grid.flat, strict=False):
         _fill(axes, panel, beside=across == 1)
         whole_numbers(axes)
@@ -60,8 +65,8 @@ def _fill(axes: Axes, panel: Panel, beside: bool) -> None:
     panel.draw(axes)
     if panel.fits:
         scale(axes)
-    if panel.bottom is not None:
-        axes.set_ylim(bottom=panel.bottom)
+    if panel.bottom is not None:  # with room above a line that never moves
+        axes.set_ylim(panel.bottom, 1.06 * axes.dataLim.y1 or 1.0)
     if beside:
         dress(axes, panel.title, panel.unit)
         return

@@ -113,13 +113,10 @@ def _of_readout(runs: Runs, name: str) -> Panel:
 
 def _accuracies(runs: Runs, names: Sequence[str]) -> Table:
     """The last and the best of each read-out and run."""
-    own = {own_readout(run) for run in runs}
     titles = ["read-out", *(f"{_of(runs, run)}{w}" for run in runs for w in ("last", "best"))]
-    rows = [
-        [name.replace("_", " ") + (" *" if name in own else ""), *_last_and_best(runs, name)]
-        for name in names
-    ]
-    return Table(titles, rows, "Of the last evaluated round, and of the best one (its number).")
+    rows = [[name.replace("_", " "), *_last_and_best(runs, name)] for name in names]
+    words = "Of the last evaluated round, and of the best one (its number). *: the own read-out."
+    return Table(titles, rows, words)
 
 
 def _of(runs: Runs, run: Stored) -> str:
@@ -134,7 +131,8 @@ def _last_and_best(runs: Runs, name: str) -> list[str]:
             cells += ["-", "-"]
             continue
         best = int(values.argmax())
-        cells += [percent(values[-1]), f"{percent(values[best])} ({rounds[best]:.0f})"]
+        mark = " *" if name == own_readout(run) else ""
+        cells += [percent(values[-1]) + mark, f"{percent(values[best])} ({rounds[best]:.0f})"]
     return cells
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fedcore.telemetry.history import Array
 from launcher.report.federated import has_alignment, own_readout, three
 from launcher.report.language import evals, steps
 from launcher.report.stored import LM, Stored
+from launcher.reporting import lm_info
 from launcher.words import duration, number, percent, size
 
 Figures = dict[str, str]
@@ -22,22 +24,26 @@ def key_figures(run: Stored) -> Figures:
 def _about(run: Stored) -> Figures:
     """What ran, where, and how long."""
     said, summary = run.said, run.summary
-    lm = said.get("lm") or {}
-    dataset = (lm.get("data") or {}).get("source") if lm else (said.get("data") or {}).get("source")
-    name = (
-        (lm.get("optimizer") or {}).get("name") if lm else (said.get("algorithm") or {}).get("name")
-    )
-    title = "optimiser" if run.kind == LM else "algorithm"
-    found = {title: name, "model": _model(run), "dataset": dataset, "seed": said.get("seed")}
+    found = {**_names(run), "seed": said.get("seed", summary.get("seed"))}
     found["ranks"] = summary.get("world_size") or run.environment.get("world_size")
     seconds = summary.get("wall_seconds") or _elapsed(run)
     found["duration"] = None if seconds is None else duration(seconds)
     return {key: str(value) for key, value in found.items() if value is not None}
 
 
-def _model(run: Stored) -> str | None:
-    model = run.summary.get("model")
-    return model or (run.said.get("model") or {}).get("name")
+def _names(run: Stored) -> dict[str, Any]:
+    """Algorithm or optimiser, model and dataset, from the configuration or else the summary."""
+    said, summary = run.said, run.summary
+    if run.kind == LM:
+        info = lm_info(run.config) if run.config and run.config.lm else summary
+        names = {"optimiser": "algorithm", "model": "model", "dataset": "dataset"}
+        return {title: info.get(key) for title, key in names.items()}
+    inner = {k: v if isinstance(v, dict) else {} for k, v in said.items()}
+    return {
+        "algorithm": inner.get("algorithm", {}).get("name", summary.get("algorithm")),
+        "model": inner.get("model", {}).get("name"),
+        "dataset": inner.get("data", {}).get("source", summary.get("dataset")),
+    }
 
 
 def _elapsed(run: Stored) -> float | None:

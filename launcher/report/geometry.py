@@ -21,6 +21,7 @@ from launcher.words import number
 if TYPE_CHECKING:  # loaded on use: it takes half a second
     from matplotlib.axes import Axes
 
+MARGIN = 0.02  # of cosine, around the histogram
 SMALL = 12  # classes up to which the numbers are written into the cells
 
 
@@ -35,6 +36,7 @@ class Geometry:
         Array | None
     )  # [C, C]: prototype of the row, anchor of the column; None = no anchors
     anchors_apart: float | None  # mean cosine between two anchors
+    anchor_norm: float | None  # mean
 
     @classmethod
     def of(cls, prototypes: Tensor, anchors: Tensor, checkpoint: str) -> Geometry:
@@ -48,6 +50,7 @@ class Geometry:
             own @ own.T,
             own @ other.T if has_anchors else None,
             float(np.nanmean(apart(other @ other.T))) if has_anchors else None,
+            float(np.linalg.norm(anchors.double().numpy(), axis=1).mean()) if has_anchors else None,
         )
 
     @property
@@ -92,13 +95,13 @@ def prototypes(runs: Sequence[Stored], found: Sequence[Geometry | str]) -> Secti
     about = (
         "Cosines of the global prototypes with the anchors: 1 on the diagonal is a class that "
         "reached its anchor. C directions are as far apart as can be when every two of them have a "
-        "cosine of -1/(C-1) (dashed), as the anchors of a simplex do."
+        "cosine of -1/(C-1) (dashed), as the anchors of a simplex have."
     )
     section = Section("prototypes", "Prototypes", about)
     known = [(r, g) for r, g in zip(runs, found, strict=True) if isinstance(g, Geometry)]
     for run, g in known:
         caption = f"{run.name}, {g.checkpoint}." if len(runs) > 1 else f"{g.checkpoint}."
-        section.pictures.append(Picture("prototype geometry", _draw(g), caption))
+        section.pictures.append(Picture("prototype geometry", draw(g), caption))
     over = picture([spread(runs)], "round", high=2.4)
     section.pictures.append(Picture("prototype spread between clients over rounds", over))
     for run, why in zip(runs, found, strict=True):
@@ -109,8 +112,8 @@ def prototypes(runs: Sequence[Stored], found: Sequence[Geometry | str]) -> Secti
     return section
 
 
-TITLES = ["run", "classes", "to own anchor: mean", "min", "between classes: mean", "std", "max"]
-TITLES += ["-1/(C-1)", "anchors: mean", "norm: mean"]
+TITLES = ["run", "to anchor: mean", "min", "between classes: mean", "std", "max", "-1/(C-1)"]
+TITLES += ["anchors: mean", "norm: mean", "of anchors"]
 
 
 def _row(run: Stored, g: Geometry) -> list[str]:
@@ -118,25 +121,31 @@ def _row(run: Stored, g: Geometry) -> list[str]:
     near = [own.mean(), own.min()] if own.size else [np.nan] * 2
     away = [others.mean(), others.std(), others.max()] if others.size else [np.nan] * 3
     norms = g.norms[np.isfinite(g.norms)]
-    last = [g.ideal, g.anchors_apart, norms.mean() if norms.size else None]
+    norm = norms.mean() if norms.size else None
+    last = [g.ideal, g.anchors_apart, norm, g.anchor_norm]
     words = [number(None if v is None else float(v)) for v in (*near, *away, *last)]
-    return [run.name, str(len(g.norms)), *words]
+    return [run.name, *words]
 
 
-def _draw(g: Geometry) -> Markup:
+def draw(g: Geometry) -> Markup:
     """Cosines with anchors and among each other, by class, and their distribution."""
     from matplotlib.figure import Figure  # no pyplot: it keeps state and may want a display
 
     figure = Figure(figsize=(WIDE, 7.2), dpi=110, layout="constrained")
-    (left, right), (below, last) = figure.subplots(2, 2, height_ratios=(5, 3))
+    plan: Any = [["left"] * 3 + ["right"] * 3, ["near"] * 2 + ["norm"] * 2 + ["pairs"] * 2]
+    panels = figure.subplot_mosaic(plan, height_ratios=(5, 3))
+    left, right = panels["left"], panels["right"]
     if g.to_anchors is None:
         left.axis("off")
         left.text(0.5, 0.5, "this algorithm has no anchors", ha="center", color=GREY)
     else:
         _matrix(left, g.to_anchors, "Cosine of prototype and anchor", "anchor of class")
     _matrix(right, g.gram, "Cosine of prototype and prototype", "prototype of class")
-    _by_class(below, g)
-    _distribution(last, g)
+    _by_class(panels["near"], g.to_own, BLUE, "Cosine with own anchor")
+    panels["near"].set_ylim(min(0.0, float(np.nanmin(g.to_own, initial=0))) - 0.05, 1.05)
+    _by_class(panels["norm"], g.norms, ORANGE, "Norm")
+    panels["norm"].set_ylim(bottom=0)
+    _distribution(panels["pairs"], g)
     return as_image(figure)
 
 
@@ -155,29 +164,23 @@ def _matrix(axes: Axes, values: Array, title: str, x: str) -> None:
     axes.figure.colorbar(image, ax=axes, pad=0.01, aspect=30, shrink=0.9)
 
 
-def _by_class(axes: Axes, g: Geometry) -> None:
-    """The diagonal and the norms, class by class."""
-    at = np.arange(len(g.norms))
-    frame(axes, "By class: cosine with own anchor, and norm")
-    axes.plot(at, g.to_own, "o", color=BLUE, markersize=4, label="cosine with own anchor")
-    axes.set_ylim(min(0.0, float(np.nanmin(g.to_own, initial=0))) - 0.05, 1.05)
-    right = axes.twinx()
-    right.plot(at, g.norms, "x", color=ORANGE, markersize=4, label="norm, right scale")
-    right.set_ylim(bottom=0)
-    right.spines[:].set_visible(False)
-    right.tick_params(colors="#9a6a00", length=0)
+def _by_class(axes: Axes, values: Array, colour: str, title: str) -> None:
+    """A dot a class."""
+    frame(axes, title)
+    axes.plot(np.arange(len(values)), values, "o", color=colour, markersize=4)
     axes.set_xlabel("class", fontsize=9)
     whole_numbers(axes)
-    handles = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
-    axes.legend(handles=handles, fontsize=8, frameon=False, loc="lower left")
 
 
 def _distribution(axes: Axes, g: Geometry) -> None:
     """Cosines between two classes, and what they would all be in a simplex."""
-    frame(axes, "Cosine between two classes: how many pairs")
+    frame(axes, "Pairs of classes")
     values = apart(g.gram)
     if values.size:
-        axes.hist(values, bins=min(40, max(8, len(values) // 4)), color=BLUE, alpha=0.8)
+        # classes that are all as far apart as the anchors would leave no width for a bin
+        span = (min(g.ideal, values.min()) - MARGIN, max(g.ideal, values.max()) + MARGIN)
+        bins = min(40, max(8, len(values) // 4))
+        axes.hist(values, bins, range=span, color=BLUE, alpha=0.8)
     axes.axvline(g.ideal, color=RED, linestyle="--", label=f"-1/(C-1) = {g.ideal:.3g}")
-    axes.set_xlabel("cosine", fontsize=9)
+    axes.set_xlabel("cosine between the two", fontsize=9)
     axes.legend(fontsize=8, frameon=False)

@@ -217,7 +217,7 @@ def memory(runs: Runs) -> Section | None:
     about = (
         "Weight decay makes the final weights an average of all updates: how much each step's "
         "gradient weighs in them, as the configuration says (fedcore lm memory), over its uniform "
-        "share. The right half of what a run read counts more when the curve rises."
+        "share. Where the curve is above 1, what the run read there counts more than its share."
     )
     section = Section("memory", "What the run remembers", about)
     if len(runs) == 1:

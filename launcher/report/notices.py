@@ -108,11 +108,18 @@ def _exploded(run: Stored) -> Iterator[str]:
         )
 
 
+CLASSES = (
+    (0, "no samples", "clients without samples"),
+    (1, "samples of one class only", "clients with one class only"),
+)
+
+
 def _classes(run: Stored) -> Iterator[str]:
     kinds = [sum(n > 0 for n in row) for row in run.label_counts or []]
-    for many, words in ((0, "no samples"), (1, "samples of one class only")):
+    told = " ".join(warnings(run))  # the run itself may have said so
+    for many, words, said in CLASSES:
         clients = [k for k, held in enumerate(kinds) if held == many]
-        if clients:
+        if clients and said not in told:
             verb = "has" if len(clients) == 1 else "have"
             yield f"{len(clients)} of {len(kinds)} clients {verb} {words}: {ranges(clients)}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,19 @@ def _groups(runs: Sequence[Stored], found: dict[str, Geometry | str]) -> Iterato
         mine = [run for run in runs if run.kind == kind]
         title = KINDS[kind] if len(kinds) > 1 else ""
         sections = _language(mine) if kind == LM else _federated(mine, found)
-        yield Group(kind, title, mine, side_by_side(mine), [s for s in sections if s is not None])
+        shown = [_without_run(s) if len(mine) == 1 else s for s in sections if s is not None]
+        yield Group(kind, title, mine, side_by_side(mine), shown)
+
+
+def _without_run(section: Section) -> Section:
+    """Of a run that is alone, tables need not say which it is."""
+    tables = [
+        replace(t, titles=t.titles[1:], rows=[row[1:] for row in t.rows])
+        if t.titles[0] == "run"
+        else t
+        for t in section.tables
+    ]
+    return replace(section, tables=tables)
 
 
 def _federated(runs: list[Stored], found: dict[str, Geometry | str]) -> Iterator[Section | None]:

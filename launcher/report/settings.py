@@ -14,7 +14,6 @@ from launcher.report.section import Section, Table
 from launcher.report.stored import Stored
 
 ABSENT = "-"
-MARK = "●"
 
 
 def configuration(runs: Sequence[Stored]) -> Section:
@@ -25,26 +24,27 @@ def configuration(runs: Sequence[Stored]) -> Section:
         f"config.yaml of {run.name} is missing or cannot be read." for run in runs if not run.said
     )
     if len(known) == 1:
-        section.tables.append(_single(known[0]))
+        section.tables.extend(_single(known[0]))
     elif known:
         section.tables.extend(_several(known))
     section.tables.extend(_formulas(runs))
     return section
 
 
-def _single(run: Stored) -> Table:
-    """Key by key, with a mark where it is not the default."""
+def _single(run: Stored) -> list[Table]:
+    """What is not the default, and folded all keys by section."""
     usual = defaults(run)
-    rows = []
-    for section, values in _by_section(run.said).items():
-        for key, value in values.items():
-            other = key in usual and usual[key] != value
-            rows.append([section, key, word(value), f"{MARK} {word(usual[key])}" if other else ""])
-            section = ""
-    changed = sum(bool(row[3]) for row in rows)
-    folded = f"All {len(rows)} keys, {changed} of them other than the default"
-    titles = ["section", "key", "value", f"{MARK} the default, where it is another"]
-    return Table(titles, rows, "", folded, wraps=True)
+    flat = flatten(run.said)
+    changed = {k: v for k, v in flat.items() if k in usual and usual[k] != v}
+    rows = [[key, word(value), word(usual[key])] for key, value in changed.items()]
+    every = [
+        [section if i == 0 else "", key, word(value)]
+        for section, values in _by_section(run.said).items()
+        for i, (key, value) in enumerate(values.items())
+    ]
+    other = Table(["key", "value", "default"], rows, "Keys that are not the default.", wraps=True)
+    titles = ["section", "key", "value"]
+    return [other, Table(titles, every, "", f"All {len(every)} keys", wraps=True)]
 
 
 def defaults(run: Stored) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def speed(runs: Sequence[Stored]) -> Section | None:
     pictures = [
         Picture("bytes and samples a second over rounds", picture(rates, "round", high=2.2))
     ]
-    stacked = picture(bars, "round", across=1 if alone else 2, high=2.4)
+    stacked = picture(bars, "round", across=1 if alone else 2, high=2.4, alike=True)
     pictures.insert(0, Picture("seconds by phase over rounds", stacked))
     about = (
         "Where a round's time goes on rank 0: order (the server's word to the clients), train, "

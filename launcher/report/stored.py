@@ -177,10 +177,10 @@ def collect(paths: Sequence[Path]) -> tuple[list[Stored], list[str]]:
     for run_dir in found.values():
         try:
             runs.append(Stored.of(run_dir))
-        except ConfigError as error:
+        except ConfigError:
             if run_dir in paths:
                 raise
-            left_out.append(f"{run_dir.name} is left out: {error.want.partition('; ')[2]}.")
+            left_out.append(f"{run_dir.name} is left out: it is {state(run_dir).words()}.")
     if not runs:
         shown = ", ".join(map(str, paths))
         raise ConfigError("RUN", shown, "runs with a finished round or step", "again later")
