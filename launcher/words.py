@@ -56,3 +56,14 @@ def ranges(numbers: Iterable[int], most: int = 8) -> str:
             parts.append([n])
     words = ["-".join(map(str, part)) for part in parts[:most]]
     return ", ".join(words) + (f" and {len(parts) - most} more" if len(parts) > most else "")
+
+
+def named(unit: str, numbers: Iterable[int]) -> str:
+    """The unit and the numbers: round 3, rounds 3-7, 9."""
+    found = set(numbers)
+    return f"{unit}{'' if len(found) == 1 else 's'} {ranges(found)}"
+
+
+def count(number: int, unit: str) -> str:
+    """So many of a unit: 1 client, 2 clients."""
+    return f"{number:,} {unit}{'' if number == 1 else 's'}"

@@ -135,7 +135,7 @@ def _table(run: Stored, several: bool) -> Table:
     name = f"{run.name}: " if several else ""
     rows = _rows(run, ordered, last)
     folded = f"{name}{words}" if len(rows) > FOLDED or several else ""
-    caption = f"{name}{words}, in the last round each of them took part in."
+    caption = f"{name}{words[0].upper()}{words[1:]}, in the last round each of them took part in."
     return Table(TITLES, rows, caption, folded)
 
 

@@ -113,7 +113,7 @@ def prototypes(runs: Sequence[Stored], found: Sequence[Geometry | str]) -> Secti
 
 
 TITLES = ["run", "to anchor: mean", "min", "between classes: mean", "std", "max", "-1/(C-1)"]
-TITLES += ["anchors: mean", "norm: mean", "of anchors"]
+TITLES += ["anchors: mean", "norm: mean", "of anchors: mean"]
 
 
 def _row(run: Stored, g: Geometry) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcore.telemetry.history import Array
 from launcher.report.stored import LM, Record, Stored
-from launcher.words import duration, moment, number, ranges
+from launcher.words import count, duration, moment, named, number, ranges
 
 SLOW = 0.5  # share of the median throughput below which a round is told
 LOSSES = ("base_loss", "align_loss", "lambda_raw", "lambda_effective", "gradient_norm")
@@ -73,11 +73,9 @@ def progress(run: Stored) -> Iterator[str]:
         at, unit = _place(event), "step" if "step" in event else "round"
         yield f"the run went on at {unit} {at} from {event.get('checkpoint')}"
     if run.repeated:
-        shift = 0 if run.kind == LM else 1
-        words = (
-            f"{'steps' if run.kind == LM else 'rounds'} {ranges(n + shift for n in run.repeated)}"
-        )
-        yield f"{words} stand in metrics.jsonl more than once: lost and done again, the last counts"
+        unit, shift = ("step", 0) if run.kind == LM else ("round", 1)
+        twice = named(unit, (n + shift for n in run.repeated))
+        yield f"{twice}: more than once in metrics.jsonl, lost and done again; the last counts"
 
 
 # -- federated
@@ -92,7 +90,7 @@ def findings(run: Stored) -> Iterator[str]:
     rounds = {r["round"] for r in run.history.rounds}
     gaps = set(range(max(rounds, default=-1) + 1)) - rounds
     if gaps:
-        yield f"rounds {ranges(n + 1 for n in gaps)} have no line in metrics.jsonl"
+        yield f"metrics.jsonl has no line of {named('round', (n + 1 for n in gaps))}"
 
 
 def _exploded(run: Stored) -> Iterator[str]:
@@ -101,10 +99,11 @@ def _exploded(run: Stored) -> Iterator[str]:
     if rounds:
         limit = "" if run.limit is None else f" {run.limit:g}"
         worst = max(run.history.clients, key=lambda r: r.get("lambda_raw") or 0.0)
+        where = f"client {worst['client']}, round {worst['round'] + 1}"
+        top, clients = number(worst.get("lambda_raw")), count(max(above.values()), "client")
         yield (
-            f"raw λ was above its limit{limit} in rounds {ranges(rounds)}, of up to "
-            f"{max(above.values())} clients; the largest was {number(worst.get('lambda_raw'))} "
-            f"(client {worst['client']}, round {worst['round'] + 1})"
+            f"raw λ was above its limit{limit} in {named('round', rounds)}, of up to "
+            f"{clients}; the largest was {top} ({where})"
         )
 
 
@@ -129,7 +128,7 @@ def _not_finite(run: Stored) -> Iterator[str]:
         bad = [r for r in run.history.clients if name in r and r[name] is None]
         if bad:
             clients, rounds = ({r[key] for r in bad} for key in ("client", "round"))
-            where = f"in rounds {ranges(n + 1 for n in rounds)}, of clients {ranges(clients)}"
+            where = f"in {named('round', (n + 1 for n in rounds))}, of {named('client', clients)}"
             yield f"{name.replace('_', ' ')} was not finite (null) {where}"
 
 
@@ -142,7 +141,7 @@ def slow(at: Array, rate: Array, unit: str, of: str) -> Iterator[str]:
     if low:
         yield (
             f"throughput fell below {SLOW:.0%} of its median of {number(middle)} {of} in "
-            f"{unit}s {ranges(low)}: down to {number(float(rate[1:].min()))}"
+            f"{named(unit, low)}: down to {number(float(rate[1:].min()))}"
         )
 
 
@@ -155,7 +154,7 @@ def findings_lm(run: Stored) -> Iterator[str]:
     for kind, words in (("lm_step", "training"), ("lm_eval", "held-out")):
         bad = [r["step"] for r in run.events(kind) if "loss" in r and r["loss"] is None]
         if bad:
-            yield f"the {words} loss was not finite (null) at steps {ranges(bad)}"
+            yield f"the {words} loss was not finite (null) at {named('step', bad)}"
     known = [(r["step"], r["tokens_per_second"]) for r in steps if r.get("tokens_per_second")]
     table = np.array(known, dtype=np.float64).reshape(-1, 2)
     yield from slow(table[:, 0], table[:, 1], "step", "tokens/s")

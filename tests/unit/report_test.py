@@ -164,7 +164,7 @@ def test_a_round_that_was_done_again_counts_as_it_was_last(tmp_path: Path) -> No
     found = series(run, None)
     assert found["rounds"]["accuracy"]["feature_ensemble"] == [0.9, 0.4]
     assert found["clients"]["lambda_raw"] == [[1.0], [7.0]]
-    assert "rounds 2 stand in metrics.jsonl more than once" in words(run)
+    assert "round 2: more than once in metrics.jsonl" in words(run)
     assert "went on at round 2 from round_00001" in words(run)
 
 
@@ -265,7 +265,7 @@ def test_values_that_are_not_finite_are_null_and_told(tmp_path: Path) -> None:
     events = [client_event(0, t, base_loss=math.nan if t else 1.0) for t in range(3)]
     run = Stored.of(stored(tmp_path / "run", [*events, round_event(0)]))
     assert series(run, None)["clients"]["base_loss"] == [[1.0], [None], [None]]
-    assert "base loss was not finite (null) in rounds 2-3, of clients 0" in words(run)
+    assert "base loss was not finite (null) in rounds 2-3, of client 0" in words(run)
 
 
 @pytest.mark.parametrize("status", ["diverged", "failed", "stopped"])
@@ -328,8 +328,8 @@ def test_findings_say_in_which_rounds(tmp_path: Path) -> None:
     run = Stored.of(stored(tmp_path / "run", [top, *rounds[:4], *rounds[5:]], V14))
     told = words(run)
     assert "above its limit 50 in rounds 3-4, of up to 3 clients; the largest was 99.5" in told
-    assert "samples/s in rounds 4: down to 300" in told  # not the first round, which has set-up
-    assert "rounds 5 have no line" in told
+    assert "samples/s in round 4: down to 300" in told  # not the first round, which has set-up
+    assert "no line of round 5" in told
 
 
 def test_of_several_configurations_only_the_differences_are_side_by_side(tmp_path: Path) -> None:
