@@ -108,12 +108,16 @@ def prototypes(runs: Sequence[Stored], found: Sequence[Geometry | str]) -> Secti
         if isinstance(why, str):
             section.notes.append(f"No geometry of {run.name}: {why}.")
     if known:
-        section.tables.append(Table(TITLES, [_row(run, g) for run, g in known]))
+        section.tables.append(Table(TITLES, [_row(run, g) for run, g in known], ABOUT))
     return section
 
 
-TITLES = ["run", "to anchor: mean", "min", "between classes: mean", "std", "max", "-1/(C-1)"]
-TITLES += ["anchors: mean", "norm: mean", "of anchors: mean"]
+TITLES = ["run", "to own anchor", "lowest", "between classes", "std", "highest", "-1/(C-1)"]
+TITLES += ["of anchors", "norm", "of anchors"]
+ABOUT = (
+    "Cosines of prototypes with their own anchors (mean, lowest) and between classes (mean, std, "
+    "highest), beside those of a simplex and between the anchors; mean norms."
+)
 
 
 def _row(run: Stored, g: Geometry) -> list[str]:
@@ -144,7 +148,7 @@ def draw(g: Geometry) -> Markup:
     _by_class(panels["near"], g.to_own, BLUE, "Cosine with own anchor")
     panels["near"].set_ylim(min(0.0, float(np.nanmin(g.to_own, initial=0))) - 0.05, 1.05)
     _by_class(panels["norm"], g.norms, ORANGE, "Norm")
-    panels["norm"].set_ylim(bottom=0)
+    panels["norm"].set_ylim(0, 1.1 * float(np.nanmax(g.norms, initial=0)) or 1.0)
     _distribution(panels["pairs"], g)
     return as_image(figure)
 
@@ -174,13 +178,12 @@ def _by_class(axes: Axes, values: Array, colour: str, title: str) -> None:
 
 def _distribution(axes: Axes, g: Geometry) -> None:
     """Cosines between two classes, and what they would all be in a simplex."""
-    frame(axes, "Pairs of classes")
+    frame(axes, f"Pairs of classes, -1/(C-1) = {g.ideal:.3g}")
     values = apart(g.gram)
     if values.size:
         # classes that are all as far apart as the anchors would leave no width for a bin
         span = (min(g.ideal, values.min()) - MARGIN, max(g.ideal, values.max()) + MARGIN)
         bins = min(40, max(8, len(values) // 4))
         axes.hist(values, bins, range=span, color=BLUE, alpha=0.8)
-    axes.axvline(g.ideal, color=RED, linestyle="--", label=f"-1/(C-1) = {g.ideal:.3g}")
+    axes.axvline(g.ideal, color=RED, linestyle="--")
     axes.set_xlabel("cosine between the two", fontsize=9)
-    axes.legend(fontsize=8, frameon=False)
