@@ -111,5 +111,6 @@ def _over_known(values: Array, function: Any) -> Array:
     # numpy warns of a row that is all NaN: leave it out
     known = ~np.isnan(values).all(axis=1)
     result = np.full(len(values), np.nan)
-    result[known] = function(values[known], axis=1)
+    if known.any():
+        result[known] = function(values[known], axis=1)
     return result

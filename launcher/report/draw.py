@@ -66,7 +66,8 @@ def _fill(axes: Axes, panel: Panel, beside: bool) -> None:
     if panel.fits:
         scale(axes)
     if panel.bottom is not None:  # with room above a line that never moves
-        axes.set_ylim(panel.bottom, 1.06 * axes.dataLim.y1 or 1.0)
+        top = axes.dataLim.y1  # not finite if nothing is drawn
+        axes.set_ylim(panel.bottom, 1.06 * top if 0 < top < np.inf else 1.0)
     if beside:
         dress(axes, panel.title, panel.unit)
         return

@@ -216,9 +216,13 @@ def three(values: Array, place: int) -> tuple[float, float, float]:
 # -- losses
 
 
-def losses(runs: Runs) -> Section:
+def losses(runs: Runs) -> Section | None:
     """Base and align loss, terms, gradient norm and variances."""
-    panels = [Panel("Losses: median and range over clients", "loss", each(runs, draw_losses))]
+    runs = [run for run in runs if run.history.clients]
+    if not runs:
+        return None
+    both = draw_losses if any(map(has_alignment, runs)) else _base_loss
+    panels = [Panel("Losses: median and range over clients", "loss", each(runs, both))]
     panels += _term_panels(runs)
     norm = partial(_spread, "gradient_norm", "gradient norm", GREEN, "-")
     panels.append(Panel("Gradient norm before clipping", "norm", each(runs, norm)))
@@ -239,6 +243,10 @@ def _spread(
     field: str, label: str, own: str, style: str, axes: Axes, history: History, ink: Ink
 ) -> None:
     draw_spread(axes, *history.per_client(field), ink, own, style, label)
+
+
+def _base_loss(axes: Axes, history: History, ink: Ink) -> None:
+    _spread("base_loss", "base", BLUE, "-", axes, history, ink)
 
 
 def _variances(axes: Axes, history: History, ink: Ink) -> None:

@@ -59,7 +59,7 @@ def _federated(run: Stored) -> Figures:
     summary, history = run.summary, run.history
     rounds = [int(r["round"]) + 1 for r in history.rounds]
     own = history.accuracy(own_readout(run) or "")[1]
-    found = {"clients": f"{len({r['client'] for r in history.clients}):,}"}
+    found = {"clients": f"{_clients(run):,}"}
     found["rounds"] = f"{max(rounds)} of {history.rounds[-1].get('rounds')}" if rounds else "0"
     found |= _known(
         {
@@ -79,6 +79,12 @@ def _federated(run: Stored) -> Figures:
             "bytes sent": (sent, size),
         }
     )
+
+
+def _clients(run: Stored) -> int:
+    """Of the whole run, whether they took part by now or not."""
+    told = run.summary.get("clients") or (run.config and run.config.clients.count)
+    return int(told or len({r["client"] for r in run.history.clients}))
 
 
 def _at(values: Array, place: int) -> float | None:

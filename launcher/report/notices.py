@@ -95,16 +95,24 @@ def findings(run: Stored) -> Iterator[str]:
 
 def _exploded(run: Stored) -> Iterator[str]:
     above = {r["round"] + 1: r.get("lambda_exploded") or 0 for r in run.history.rounds}
-    rounds = [n for n, count in above.items() if count]
+    rounds = [n for n, clients in above.items() if clients]
     if rounds:
         limit = "" if run.limit is None else f" {run.limit:g}"
-        worst = max(run.history.clients, key=lambda r: r.get("lambda_raw") or 0.0)
-        where = f"client {worst['client']}, round {worst['round'] + 1}"
-        top, clients = number(worst.get("lambda_raw")), count(max(above.values()), "client")
+        clients = count(max(above.values()), "client")
         yield (
             f"raw λ was above its limit{limit} in {named('round', rounds)}, of up to "
-            f"{clients}; the largest was {top} ({where})"
+            f"{clients}{_largest(run)}"
         )
+
+
+def _largest(run: Stored) -> str:
+    """Whose lambda was the largest, and when."""
+    known = [r for r in run.history.clients if r.get("lambda_raw") is not None]
+    if not known:
+        return ""
+    worst = max(known, key=lambda r: float(r["lambda_raw"]))
+    where = f"client {worst['client']}, round {worst['round'] + 1}"
+    return f"; the largest was {number(worst['lambda_raw'])} ({where})"
 
 
 CLASSES = (

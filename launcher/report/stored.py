@@ -24,8 +24,9 @@ from launcher.suite_state import UNFINISHED, State, state
 
 Record = dict[str, Any]
 FEDERATED, LM = "federated", "lm"
-PLACED = {"round": "round", "client": "round", "lm_step": "step"}
+SHOWN = {"round": "round", "client": "round", "lm_step": "step"}
 """Events without which there is nothing to show, and what places them."""
+PLACED = {**SHOWN, "lm_eval": "step", "lm_client": "step"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Stored:
             raise ConfigError("RUN", str(run_dir), "a run directory", way_out)
         lines = _lines(run_dir)
         found = state(run_dir)
-        if not any(r.get("event") in PLACED for r in lines):
+        if not any(r.get("event") in SHOWN for r in lines):
             raise ConfigError("RUN", str(run_dir), _nothing(found), _way_out(found))
         said = _mapping(run_dir / "config.yaml")
         environment = _mapping(run_dir / "environment.json")
@@ -122,11 +123,18 @@ class Stored:
 def _lines(run_dir: Path) -> list[Record]:
     """Lines of metrics.jsonl that can be placed; none if the file is not there."""
     file = RunDir(run_dir).metrics
-    lines = read_events(file) if file.is_file() else []
-    return [r for r in lines if isinstance(r.get(PLACED.get(str(r.get("event")), "event")), _KEY)]
+    try:
+        return [r for r in read_events(file) if _is_placed(r)] if file.is_file() else []
+    except OSError as error:
+        want = f"a run whose metrics.jsonl can be read ({error.strerror})"
+        raise ConfigError("RUN", str(run_dir), want, "chmod, or another copy") from None
 
 
-_KEY = (int, str)
+def _is_placed(record: Record) -> bool:
+    """Whether a record says in numbers where it belongs, if its kind belongs somewhere."""
+    place = PLACED.get(str(record.get("event")))
+    said = [record[key] for key in ("round", "step", "client") if key in record]
+    return all(isinstance(n, int) for n in said) and (place is None or place in record)
 
 
 def _repeated(lines: Sequence[Record]) -> list[int]:
@@ -163,6 +171,8 @@ def _understood(said: Record) -> RunConfig | None:
         return None
 
 
+DEPTHS = ("*/", "*/*/")
+"""How far below the folder of a comparison its runs lie."""
 MOST = 12  # runs on a page: so many colours can be told apart
 
 
@@ -193,8 +203,8 @@ def listed(folder: Path) -> list[Path]:
         return [folder / said["name"] for said in suite_results.read(folder)]
     if not folder.is_dir() or RunDir(folder).is_ours:
         return []
-    inner = [p for p in sorted(folder.rglob("metrics.jsonl")) if RunDir(p.parent).is_ours]
-    return [path.parent for path in inner]
+    inner = [p for depth in DEPTHS for p in folder.glob(f"{depth}metrics.jsonl")]
+    return sorted(path.parent for path in inner)
 
 
 def named_apart(runs: Sequence[Stored]) -> list[Stored]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -232,6 +233,29 @@ def test_what_is_missing_is_told_and_left_out(tmp_path: Path) -> None:
     assert "No map of classes for run" in text
 
 
+def test_lines_that_lack_nearly_everything_still_make_a_page(tmp_path: Path) -> None:
+    odd = {
+        "bare": [{"event": "client", "round": 0, "client": 3}, {"event": "client"}],
+        "rounds": [{"event": "round", "round": 1, "accuracy": {}, "lambda_exploded": 2}],
+        "null": [{**client_event(0, 0).record(), "base_loss": None, "lambda_raw": None}],
+        "lm": [{"event": "lm_step", "step": 5}, {"event": "lm_eval", "loss": 3.0}],
+        "unplaced": [{"event": "round", "round": "x"}, round_event(0).record()],
+    }
+    for name, records in odd.items():
+        (tmp_path / name).mkdir()
+        text = "\n".join(map(json.dumps, records))
+        (tmp_path / name / "metrics.jsonl").write_bytes(text.encode() + b"\n3\n\xff{")
+        (tmp_path / name / "config.yaml").write_text("rounds: [1")
+        (tmp_path / name / "clients.json").write_text('{"label_counts": [[1, 2], [3]]}')
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = Page(report([tmp_path / name for name in odd], tmp_path / "page.html"))
+    assert [run["name"] for run in found.data["runs"]] == [*odd]
+    assert "nan" not in found.text.lower().split()
+    # runs of both kinds have a part of the page each
+    assert found.text.index("Federated runs") < found.text.index("Language models")
+
+
 def test_a_run_without_numbers_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "v14").mkdir()
     with pytest.raises(ConfigError, match="v14"):
@@ -365,14 +389,6 @@ def test_a_list_of_experiments_stands_for_its_runs(tmp_path: Path) -> None:
     runs, left_out = collect([tmp_path / "list"])
     assert [run.name for run in runs] == ["a"]
     assert left_out == ["b is left out: it is waiting."]
-
-
-def test_runs_of_both_kinds_have_a_part_of_the_page_each(tmp_path: Path) -> None:
-    one = stored(tmp_path / "fed", [client_event(0, 0), round_event(0, 1)])
-    two = stored(tmp_path / "lm", [step_event(100)])
-    found = Page(report([one, two], tmp_path / "page.html"))
-    assert found.file == tmp_path / "page.html"
-    assert found.text.index("Federated runs") < found.text.index("Language models")
 
 
 def test_more_runs_than_colours_are_refused(tmp_path: Path) -> None:
