@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from fedcore.telemetry.history import Array
-from fedcore.telemetry.plots import DOTS, GREY, Ink, dress, frame, save, scale
+from fedcore.telemetry.history import Array, History
+from fedcore.telemetry.plots import BLUE, DOTS, GREY, Ink, dress, frame, save, scale
 from launcher.page import inlined
+from launcher.report.stored import Stored
 
 if TYPE_CHECKING:  # loaded on use: it takes half a second
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Runs = Sequence[Stored]
 POINTS = 15_000  # drawn in a figure, above which it is a PNG: it would be larger as an SVG
 WIDE, HIGH = 9.6, 2.5  # inches: of a figure, and of a panel
 
@@ -130,3 +132,39 @@ def note(axes: Axes, words: str) -> None:
     """A grey remark in the corner."""
     look: dict[str, Any] = {"ha": "right", "va": "top", "color": GREY, "fontsize": 8.5}
     axes.text(0.99, 0.97, words, transform=axes.transAxes, **look)
+
+
+# -- runs in the same axes
+
+
+def inks(runs: Runs) -> list[Ink]:
+    """A colour for each run; none for a run that is alone."""
+    return Ink.each([run.name for run in runs])
+
+
+def shared(runs: Runs) -> Ink:
+    """For the legend entry of what all runs have."""
+    return Ink("", GREY if len(runs) > 1 else None)
+
+
+def name_runs(axes: Axes, runs: Runs) -> None:
+    """Legend entries of the runs, if there are several."""
+    for ink in inks(runs):
+        if ink.colour:
+            axes.plot([], [], color=ink.colour, linewidth=2.2, label=ink.run)
+
+
+def each(runs: Runs, draw: Callable[[Axes, History, Ink], None]) -> Callable[[Axes], None]:
+    """Draws every run's history into the same axes."""
+
+    def all_of_them(axes: Axes) -> None:
+        for run, ink in zip(runs, inks(runs), strict=True):
+            draw(axes, run.history, ink)
+        name_runs(axes, runs)
+
+    return all_of_them
+
+
+def over_rounds(runs: Runs, field: str, own: str = BLUE) -> Callable[[Axes], None]:
+    """Draws one number a round of every run."""
+    return lambda axes: lines(axes, [r.history.per_round(field) for r in runs], inks(runs), own)

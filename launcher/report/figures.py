@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedcore.telemetry.history import Array
-from launcher.report.federated import has_alignment, own_readout, three
+from launcher.report.accuracy import own_readout
+from launcher.report.lambdas import has_alignment, three
 from launcher.report.language import evals, steps
 from launcher.report.stored import LM, Stored
 from launcher.reporting import lm_info

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,19 @@ from torch import Tensor
 
 from fedcore.telemetry.history import Array
 from fedcore.telemetry.plots import BLUE, GREY, ORANGE, RED, frame
-from launcher.report.draw import WIDE, as_image, heat, picture, whole_numbers
-from launcher.report.federated import spread
+from launcher.report.draw import (
+    WIDE,
+    Panel,
+    Runs,
+    as_image,
+    heat,
+    inks,
+    line,
+    name_runs,
+    picture,
+    shared,
+    whole_numbers,
+)
 from launcher.report.section import Picture, Section, Table
 from launcher.report.stored import Stored
 from launcher.words import number
@@ -187,3 +199,21 @@ def _distribution(axes: Axes, g: Geometry) -> None:
         axes.hist(values, bins, range=span, color=BLUE, alpha=0.8)
     axes.axvline(g.ideal, color=RED, linestyle="--")
     axes.set_xlabel("cosine between the two", fontsize=9)
+
+
+# -- between clients, which every round tells
+
+
+def spread(runs: Runs) -> Panel:
+    """How far the clients' prototypes lie apart."""
+    return Panel("Standard deviation between clients", "std", partial(_stds, runs))
+
+
+def _stds(runs: Runs, axes: Axes) -> None:
+    kinds = (("prototype_std", BLUE, "-"), ("unit_prototype_std", RED, "--"))
+    for field, own, style in kinds:
+        for run, ink in zip(runs, inks(runs), strict=True):
+            line(axes, run.history.per_round(field), ink.of(own), linestyle=style)
+        label = "of unit prototypes" if field.startswith("unit") else "of prototypes"
+        shared(runs).key(axes, own, style, label)
+    name_runs(axes, runs)

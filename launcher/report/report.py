@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from launcher.page import write_page
-from launcher.report import federated, language, speed
+from launcher.report import language, lm_weights
+from launcher.report.accuracy import accuracy
+from launcher.report.chosen import collect
 from launcher.report.clients import clients
 from launcher.report.figures import side_by_side
 from launcher.report.geometry import Geometry, geometry, prototypes
+from launcher.report.lambdas import weights
+from launcher.report.losses import losses
 from launcher.report.notices import notices
 from launcher.report.section import Section
 from launcher.report.series import series
 from launcher.report.settings import configuration, environment
-from launcher.report.stored import FEDERATED, LM, Stored, collect
+from launcher.report.speed import speed
+from launcher.report.stored import FEDERATED, LM, Stored
 from launcher.words import moment
 
 KINDS = {FEDERATED: "Federated runs", LM: "Language models"}
@@ -102,12 +107,12 @@ def _without_run(section: Section) -> Section:
 
 
 def _federated(runs: list[Stored], found: dict[str, Geometry | str]) -> Iterator[Section | None]:
-    yield federated.accuracy(runs)
-    yield federated.weights(runs)
-    yield federated.losses(runs)
+    yield accuracy(runs)
+    yield weights(runs)
+    yield losses(runs)
     yield prototypes(runs, [found[run.name] for run in runs])
     yield clients(runs)
-    yield speed.speed(runs)
+    yield speed(runs)
     yield configuration(runs)
     yield environment(runs)
 
@@ -115,8 +120,8 @@ def _federated(runs: list[Stored], found: dict[str, Geometry | str]) -> Iterator
 LANGUAGE: tuple[Callable[[Sequence[Stored]], Section | None], ...] = (
     language.loss,
     language.rates,
-    language.weights,
-    language.memory,
+    lm_weights.weights,
+    lm_weights.memory,
     language.lm_clients,
     language.speed,
     configuration,

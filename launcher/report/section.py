@@ -17,7 +17,6 @@ class Picture:
     alt: str
     source: Markup  # a data URI
     caption: str = ""
-    narrow: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 
 from fedcore.telemetry.history import Array
 from fedcore.telemetry.plots import COLOURS, ORANGE
-from launcher.report.draw import Panel, picture
-from launcher.report.federated import over_rounds
+from launcher.report.draw import Panel, over_rounds, picture
 from launcher.report.section import Picture, Section, Table
 from launcher.report.stored import Stored
 from launcher.words import duration, number, percent, size

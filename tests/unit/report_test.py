@@ -25,12 +25,15 @@ from fedcore.telemetry.events import Event, ResumeEvent, WarningEvent
 from fedcore.telemetry.jsonl import last_of_each, read_events
 from launcher.commands import app
 from launcher.page import write_page
-from launcher.report import federated, geometry, settings
+from launcher.report import geometry, settings
+from launcher.report.accuracy import accuracy
+from launcher.report.chosen import MOST, collect
 from launcher.report.clients import clients, entropies
+from launcher.report.lambdas import weights
 from launcher.report.notices import notices
 from launcher.report.report import place, report
 from launcher.report.series import series
-from launcher.report.stored import MOST, Stored, collect
+from launcher.report.stored import Stored
 from launcher.rundir import RunDir
 from launcher.words import duration, ranges, size
 from tests.unit.telemetry.made_up import (
@@ -178,7 +181,7 @@ def test_clients_that_took_no_part_and_rounds_without_evaluation_have_no_number(
     assert found["clients"]["columns"] == {"client": [0, 1]}
     assert found["clients"]["lambda_raw"] == [[1.0, None], [None, 2.0]]
     assert found["rounds"]["accuracy"]["feature_ensemble"] == [None, 0.9]
-    assert federated.accuracy([run]) is not None
+    assert accuracy([run]) is not None
 
 
 def test_of_many_clients_the_page_has_quantiles(tmp_path: Path) -> None:
@@ -328,7 +331,7 @@ def test_geometry_of_many_classes_is_drawn_small_and_absent_ones_are_left_out() 
 def test_a_run_without_an_align_loss_has_no_lambda(tmp_path: Path) -> None:
     none = {"lambda_raw": 0.0, "lambda_effective": 0.0, "lambda_equilibrium": math.nan}
     run = Stored.of(stored(tmp_path / "run", [client_event(0, 0, **none), round_event(0)]))
-    assert federated.weights([run]) is None
+    assert weights([run]) is None
 
 
 def test_the_limit_is_of_learned_lambdas_only(tmp_path: Path) -> None:
