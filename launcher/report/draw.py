@@ -10,7 +10,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fedcore.telemetry.history import Array, History
-from fedcore.telemetry.plots import BLUE, DOTS, GREY, Ink, dress, frame, save, scale
+from fedcore.telemetry.plots import BLUE, DOTS, GREY, Ink, dress, frame, plain_text, save, scale
 from launcher.page import inlined
 from launcher.report.stored import Stored
 
@@ -64,6 +64,7 @@ def whole_numbers(axes: Axes) -> None:
 
 
 def _fill(axes: Axes, panel: Panel, beside: bool) -> None:
+    title = plain_text(panel.title)  # the name of a run, perhaps
     panel.draw(axes)
     if panel.fits:
         scale(axes)
@@ -71,9 +72,9 @@ def _fill(axes: Axes, panel: Panel, beside: bool) -> None:
         top = axes.dataLim.y1  # not finite if nothing is drawn
         axes.set_ylim(panel.bottom, 1.06 * top if 0 < top < np.inf else 1.0)
     if beside:
-        dress(axes, panel.title, panel.unit)
+        dress(axes, title, panel.unit)
         return
-    frame(axes, panel.title)
+    frame(axes, title)
     axes.set_ylabel(panel.unit, fontsize=9)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, frameon=False)

@@ -9,7 +9,7 @@ from fedcore.telemetry.history import Array
 from launcher.report.accuracy import own_readout
 from launcher.report.lambdas import has_alignment, three
 from launcher.report.language import evals, steps
-from launcher.report.stored import LM, Stored
+from launcher.report.stored import LM, Record, Stored
 from launcher.reporting import lm_info
 from launcher.words import duration, number, percent, size
 
@@ -61,7 +61,7 @@ def _federated(run: Stored) -> Figures:
     rounds = [int(r["round"]) + 1 for r in history.rounds]
     own = history.accuracy(own_readout(run) or "")[1]
     found = {"clients": f"{_clients(run):,}"}
-    found["rounds"] = f"{max(rounds)} of {history.rounds[-1].get('rounds')}" if rounds else "0"
+    found["rounds"] = f"{max(rounds, default=0)}{_of(history.rounds, 'rounds')}"
     found |= _known(
         {
             "test accuracy": (summary.get("test_accuracy", _at(own, -1)), percent),
@@ -88,6 +88,12 @@ def _clients(run: Stored) -> int:
     return int(told or len({r["client"] for r in run.history.clients}))
 
 
+def _of(records: Sequence[Record], key: str) -> str:
+    """Of how many, if that is known."""
+    whole = records[-1].get(key) if records else None
+    return f" of {whole:,}" if isinstance(whole, int) else ""
+
+
 def _at(values: Array, place: int) -> float | None:
     return float(values[place]) if len(values) else None
 
@@ -100,7 +106,7 @@ def _language(run: Stored) -> Figures:
     """Losses, tokens and speed."""
     last, summary = run.events("lm_step")[-1], run.summary
     held = evals(run, "loss")[1]
-    found = {"steps": f"{last['step']:,} of {last.get('steps') or 0:,}"}
+    found = {"steps": f"{last['step']:,}{_of([last], 'steps')}"}
     return found | _known(
         {
             "tokens": (last.get("tokens"), lambda x: f"{x:,.0f}"),

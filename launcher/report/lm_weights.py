@@ -144,5 +144,5 @@ def _left(found: Sequence[tuple[Stored, Report]], axes: Axes) -> None:
 def _shares(axes: Axes, found: Sequence[tuple[Stored, Array]]) -> None:
     chosen = [np.unique(np.linspace(0, v.size - 1, SHOWN).astype(int)) for _, v in found]
     curves = [((at + 1) / v.size, v[at]) for at, (_, v) in zip(chosen, found, strict=True)]
-    for curve, (run, _), ink in zip(curves, found, inks([run for run, _ in found]), strict=True):
-        line(axes, curve, ink.of(BLUE), run.name if ink.colour is None else ink.run)
+    for curve, ink in zip(curves, inks([run for run, _ in found]), strict=True):
+        line(axes, curve, ink.of(BLUE), ink.run)

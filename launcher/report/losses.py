@@ -26,13 +26,12 @@ from launcher.report.draw import (
     lines,
     picture,
 )
+from launcher.report.lambdas import has_alignment
 from launcher.report.section import Picture, Section
 from launcher.report.stored import Stored
 
 if TYPE_CHECKING:  # loaded on use: it takes half a second
     from matplotlib.axes import Axes
-
-from launcher.report.lambdas import has_alignment
 
 
 def losses(runs: Runs) -> Section | None:
@@ -42,20 +41,26 @@ def losses(runs: Runs) -> Section | None:
         return None
     both = draw_losses if any(map(has_alignment, runs)) else _base_loss
     panels = [Panel("Losses: median and range over clients", "loss", each(runs, both))]
-    panels += _term_panels(runs)
+    terms = _term_panels(runs)
+    alone = len(runs) == 1
+    panels += terms if alone else []
     norm = partial(_spread, "gradient_norm", "gradient norm", GREEN, "-")
     panels.append(Panel("Gradient norm before clipping", "norm", each(runs, norm)))
     if any(run.limit is not None for run in runs):
         panels.append(Panel("Learned variances σ²", "σ²", each(runs, _variances)))
-    about = (
-        "Each client's mean over its last local epoch of the round. The base loss is what a client "
-        "learns its own data by, the align loss pulls its prototypes to the shared anchors; terms "
-        "are what they are sums of. A line is the median over clients, a band reaches from the "
-        "smallest to the largest."
-    )
-    return Section(
-        "losses", "Losses", about, [Picture("losses over rounds", picture(panels, "round"))]
-    )
+    pictures = [Picture("losses over rounds", picture(panels, "round"))]
+    if terms and not alone:
+        small = picture(terms, "round", across=3, high=2.3)
+        pictures.append(Picture("losses by term over rounds", small, "Medians over the clients."))
+    return Section("losses", "Losses", ABOUT, pictures)
+
+
+ABOUT = (
+    "Each client's mean over its last local epoch of the round. The base loss is what a client "
+    "learns its own data by, the align loss pulls its prototypes to the shared anchors; terms "
+    "are what they are sums of. A line is the median over clients, a band reaches from the "
+    "smallest to the largest."
+)
 
 
 def _spread(
@@ -80,7 +85,7 @@ def _term_panels(runs: Runs) -> list[Panel]:
         return []
     if len(runs) == 1:
         return [Panel("Loss by term: median over clients", "loss", partial(_terms, runs[0], names))]
-    return [Panel(f"{n.replace('_', ' ')}: median", "loss", partial(_term, runs, n)) for n in names]
+    return [Panel(n.replace("_", " "), "loss", partial(_term, runs, n)) for n in names]
 
 
 def _terms(run: Stored, names: Sequence[str], axes: Axes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -216,11 +217,12 @@ def test_a_name_cannot_break_out_of_the_page(tmp_path: Path) -> None:
     name = "a<b>&\"'$x$ </script> ü"
     parent = tmp_path / name.partition("</")[0]
     folder = stored(parent / "script> ü", [client_event(0, 0), round_event(0, 1)])
-    other = stored(tmp_path / "x" / "script> ü", [client_event(0, 0), round_event(0, 1)])
+    no_text = os.fsdecode(b"caf\xe9")
+    other = stored(tmp_path / no_text / "script> ü", [client_event(0, 0), round_event(0, 1)])
     found = Page(report([folder, other], tmp_path / "out"))
     assert found.file == tmp_path / "out" / "index.html"
     names = [run["name"] for run in found.data["runs"]]
-    assert names == [f"{parent.name}/script> ü", "x/script> ü"]
+    assert names == [f"{parent.name}/script> ü", f"{no_text}/script> ü"]
     assert found.tags.count("script") == 1
     assert "b" not in found.tags[: found.tags.index("h1")]
     assert names[0] in found.text
