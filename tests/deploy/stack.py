@@ -91,11 +91,7 @@ def running(folder: Path, rules: Sequence[Path] = (), interval: str = "1s") -> I
 def _start(folder: Path, name: str, port: int) -> subprocess.Popen[bytes]:
     program, storage, more = {
         "prometheus": ("prometheus", "--storage.tsdb.path", []),
-        "alertmanager": (
-            "prometheus-alertmanager",
-            "--storage.path",
-            ["--cluster.listen-address="],
-        ),
+        "alertmanager": ("prometheus-alertmanager", "--storage.path", ["--cluster.listen-address="]),
     }[name]
     words = [f"--config.file={folder}/{name}.yml", f"{storage}={folder}/{name}", *more]
     with (folder / f"{name}.log").open("wb") as log:
