@@ -190,7 +190,11 @@ class Checkpoint:
         if stem not in self._shared:
             problem = f"has no {stem}.safetensors"
             raise ShardError(str(self.folder), problem, "a checkpoint of the same kind of run")
-        return load_file(self._checked(self._shared[stem]))
+        path = self._checked(self._shared[stem])
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:  # removed by the run it belongs to
+            raise ShardError(str(path), str(error), "a newer checkpoint") from None
 
     def own(self, clients: Sequence[int]) -> dict[str, Tensor]:
         """These clients' tensors, each [K, ...] in their order, whichever rank wrote them."""

@@ -118,6 +118,24 @@ def plot(
 
 @app.command()
 @plain
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories, or lists of experiments.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A .html file or a directory. Default: RUN/report, or runs/report-RUNS."),
+    ] = None,
+) -> None:
+    """Write one HTML file about a run, or about several side by side. See docs/reports.md.
+
+    Example: fedcore report runs/v12 runs/v14 --out runs/v12-v14.html
+    """
+    from launcher.report.report import report
+
+    typer.echo(report(runs, out))
+
+
+@app.command()
+@plain
 def compare(
     configs: Annotated[list[str], typer.Argument(help="Names in launcher/configs, or YAML files.")],
     algorithm: Annotated[list[str] | None, typer.Option(help="A row (repeatable).")] = None,

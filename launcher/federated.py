@@ -8,6 +8,7 @@ from typing import Any
 from data_shards.manifest import Manifest
 from fedcore.config import RunConfig
 from fedcore.federation import Federation, Outcome
+from fedcore.server.comm import together
 from fedcore.telemetry.telemetry import Telemetry
 from launcher import prepare
 from launcher.build import build, build_objects, check_names, owned_lanes, warnings
@@ -60,6 +61,10 @@ class Federated:
     def build(
         self, world: World, telemetry: Telemetry, run: RunDir, identity: Identity
     ) -> Federation:
+        with together(world.comm):
+            if world.comm.rank == 0:
+                counts = [part.label_counts for part in self._opened.clients]
+                run.write_clients(self._opened.classes, counts)
         self.federation = build(
             self.config, self.store, world, telemetry, run.checkpoints, identity
         )

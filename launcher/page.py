@@ -28,10 +28,11 @@ def environment() -> Environment:
     )
 
 
-def write_page(template: str, out: Path, **values: Any) -> Path:
-    """Fill a template into `out`; `StorageError` if it cannot be written."""
+def write_page(template: str, out: Path, way_out: str = "another --run-dir", **values: Any) -> Path:
+    """Fill a template into `out`; `StorageError` with that way out if it cannot be written."""
     text = environment().get_template(template).render(**values)
-    with storage(out.parent):
+    text = text.encode("utf-8", "replace").decode()  # names of files may be no text
+    with storage(out.parent, way_out):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, text)
     return out

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
@@ -50,6 +50,20 @@ class RunDir:
     def trackers(self) -> Path:
         """What TensorBoard, wandb and MLflow keep, if they are asked for."""
         return self.path / "trackers"
+
+    def write_clients(self, classes: int, label_counts: Sequence[Sequence[int]]) -> None:
+        """Store how many samples of each class each client holds, once a run begins. [N][C]."""
+        facts = {"classes": classes, "label_counts": [list(row) for row in label_counts]}
+        with storage(self.path):
+            write_atomically(self.path / "clients.json", json.dumps(facts) + "\n")
+
+    def read_clients(self) -> list[list[int]] | None:
+        """The label counts of every client [N][C]; None in older runs and other kinds of run."""
+        try:
+            facts = json.loads((self.path / "clients.json").read_text(encoding="utf-8"))
+            return [[int(n) for n in row] for row in facts["label_counts"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
 
     def read_summary(self) -> dict[str, Any] | None:
         """What the last run in this directory said at its end, if it ended."""
@@ -108,13 +122,13 @@ def alone_in(path: Path) -> FileLock:
 
 
 @contextmanager
-def storage(path: Path) -> Iterator[None]:
+def storage(path: Path, way_out: str = "another --run-dir") -> Iterator[None]:
     """OSError inside becomes a `StorageError` that names the directory and the way out."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StorageError(str(path), reason, "another --run-dir, or freeing space") from error
+        raise StorageError(str(path), reason, f"{way_out}, or freeing space") from error
 
 
 def environment(world: World) -> dict[str, Any]:

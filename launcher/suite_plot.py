@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcore.telemetry.plots import COLOURS, GREY, frame, save
+from fedcore.telemetry.plots import GREY, INKS, frame, save
 from launcher.suite_results import Array, Row
 from launcher.suite_state import COMPLETED
 
 if TYPE_CHECKING:  # loaded on use: it takes half a second
     from matplotlib.axes import Axes
 
-MORE = ("#8C564B", "#7F7F7F", "#BCBD22", "#6A3D9A", "#1B4965")
-INKS = (*COLOURS, *MORE)
-"""Twelve colours; further experiments take them again, dashed."""
 POINTS = 200  # to which curves of several seeds are brought
 DOTS = 30  # evaluations up to which each is marked
 
@@ -36,7 +33,7 @@ def plot_curves(found: Sequence[Row], out: Path) -> Path:
         axes.set_ylabel("nats per token")
         _zoom(axes, found, kind)
     panels[1].set_xlabel("tokens trained on")
-    panels[1].xaxis.set_major_formatter(_counted)
+    panels[1].xaxis.set_major_formatter(counted)
     entries: dict[str, Any] = {"loc": "outside right upper", "frameon": False, "fontsize": 9}
     handles, labels = panels[1].get_legend_handles_labels()
     if handles:
@@ -44,7 +41,7 @@ def plot_curves(found: Sequence[Row], out: Path) -> Path:
     return save(figure, out)
 
 
-def _counted(value: float, position: int) -> str:
+def counted(value: float, position: float | None = None) -> str:
     """Tokens in short: 3.2M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
@@ -54,6 +51,7 @@ def _counted(value: float, position: int) -> str:
 
 def _draw(axes: Axes, row: Row, kind: str, number: int) -> None:
     """The mean over seeds, and around it a band from the lowest to the highest."""
+    # experiments beyond the colours take them again, dashed
     ink: dict[str, Any] = {"color": INKS[number % len(INKS)], "linewidth": 1.7}
     ink["linestyle"] = ("-", "--", ":", "-.")[number // len(INKS) % 4]
     done = all(trial.state.status == COMPLETED for trial in row.trials)

@@ -90,7 +90,12 @@ def number(
 
 
 def bars(
-    title: str, meaning: str, *queries: Query, unit: str, width: int = 8, steps: Steps
+    title: str,
+    meaning: str,
+    *queries: Query,
+    unit: str,
+    steps: Steps,
+    width: int = 8,
     page: str = "operations.md#dashboards",
 ) -> bargauge.Panel:
     """A bar for each line's last reading, from 0 to 1."""

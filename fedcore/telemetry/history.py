@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +37,40 @@ class History:
         path = run_dir / "metrics.jsonl"
         if not path.is_file():
             raise ConfigError("RUN", str(run_dir), "a run directory with metrics.jsonl", "runs/...")
-        records = last_of_each(read_events(path))
+        found = cls.of_records(run_dir.resolve().name, last_of_each(read_events(path)))
+        if not found.clients:
+            raise ConfigError("RUN", str(run_dir), "a run with a finished round", "again later")
+        return found
+
+    @classmethod
+    def of_records(cls, name: str, records: Sequence[dict[str, Any]]) -> History:
+        """From what is left of a file by `last_of_each`; there may be no round among it."""
         clients, rounds = (
             sorted((r for r in records if _is_whole(r, kind)), key=lambda r: int(r["round"]))
             for kind in ("client", "round")
         )
-        if not clients:
-            raise ConfigError("RUN", str(run_dir), "a run with a finished round", "again later")
-        return cls(run_dir.resolve().name, clients, rounds)
+        return cls(name, clients, rounds)
 
     def per_client(self, field: str) -> tuple[Array, Array]:
         """Rounds [R], counted from 1, and values [R, K], clients in id order; NaN = none."""
+        return self._table(lambda record: record.get(field))
+
+    def per_term(self, name: str) -> tuple[Array, Array]:
+        """The same of one loss term."""
+        return self._table(lambda record: (record.get("terms") or {}).get(name))
+
+    def terms(self) -> list[str]:
+        """Names of the loss terms, in the order of the file."""
+        return list(dict.fromkeys(name for r in self.clients for name in r.get("terms") or {}))
+
+    def _table(self, of: Callable[[dict[str, Any]], float | None]) -> tuple[Array, Array]:
         row = {r: i for i, r in enumerate(sorted({r["round"] for r in self.clients}))}
         column = {k: i for i, k in enumerate(sorted({r["client"] for r in self.clients}))}
         values = np.full((len(row), len(column)), np.nan)
         for record in self.clients:
-            if record.get(field) is not None:
-                values[row[record["round"]], column[record["client"]]] = record[field]
+            value = of(record)
+            if value is not None:
+                values[row[record["round"]], column[record["client"]]] = value
         return np.array(list(row), dtype=np.float64) + 1, values
 
     def per_round(self, field: str) -> tuple[Array, Array]:
@@ -84,9 +102,15 @@ def span(values: Array) -> tuple[Array, Array]:
     return _over_known(values, np.nanmin), _over_known(values, np.nanmax)
 
 
+def quantiles(values: Array, shares: Sequence[float]) -> Array:
+    """Quantiles [R, Q] over the clients that have a value [R, K]; NaN where none has."""
+    return np.stack([_over_known(values, partial(np.nanquantile, q=q)) for q in shares], axis=1)
+
+
 def _over_known(values: Array, function: Any) -> Array:
     # numpy warns of a row that is all NaN: leave it out
     known = ~np.isnan(values).all(axis=1)
     result = np.full(len(values), np.nan)
-    result[known] = function(values[known], axis=1)
+    if known.any():
+        result[known] = function(values[known], axis=1)
     return result

@@ -11,8 +11,10 @@ import pytest
 
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, ShardError
+from fedcore.telemetry.jsonl import read_events
 from launcher import cli
 from launcher.entry import _look, identity
+from launcher.report.report import report
 from launcher.rundir import RunDir
 from tests.procs import runs
 
@@ -33,6 +35,23 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_dir(finished: Path, tmp_path: Path) -> Path:
     """A copy to damage."""
     return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_a_run_keeps_who_holds_what(run_dir: Path) -> None:
+    counts = np.array(RunDir(run_dir).read_clients())
+    held = {
+        r["client"]: r["samples"] for r in read_events(run_dir / "metrics.jsonl") if "client" in r
+    }
+    assert counts.shape == (4, 10)
+    assert dict(enumerate(counts.sum(1))) == held
+
+
+def test_a_real_run_has_a_page(run_dir: Path) -> None:
+    data = report([run_dir]).read_text().partition('id="data">')[2].partition("</script>")[0]
+    (run,) = json.loads(data)["runs"]
+    told = runs.summary(run_dir)
+    assert {n: v[-1] for n, v in run["rounds"]["accuracy"].items()} == told["accuracy"]
+    assert run["prototypes"]["checkpoint"] == "round_00003"
 
 
 def look(run_dir: Path, resume: str = "auto", *, attempt: int = 0, data: str = "", **keys: str):

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
-from fedcore.telemetry.events import ClientEvent, LMEvalEvent, LMStepEvent, RoundEvent
+from fedcore.telemetry.events import ClientEvent, Event, LMEvalEvent, LMStepEvent, RoundEvent
+from fedcore.telemetry.jsonl import JsonlSink
+
+
+def recorded(folder: Path, events: Sequence[Event]) -> Path:
+    """A run directory of which nothing but metrics.jsonl is left."""
+    folder.mkdir(parents=True)
+    sink = JsonlSink(folder / "metrics.jsonl", print)
+    sink.write(events)
+    sink.close()
+    return folder
 
 
 def client_event(client: int, round: int = 0, **changes: float) -> ClientEvent:

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedcore.errors import ConfigError
-from fedcore.telemetry.events import Event
 from fedcore.telemetry.history import History, median, span
-from fedcore.telemetry.jsonl import JsonlSink
 from fedcore.telemetry.plots import plot_lambda
-from tests.unit.telemetry.made_up import client_event, round_event, whole_run
-
-
-def recorded(folder: Path, events: Sequence[Event]) -> Path:
-    folder.mkdir()
-    sink = JsonlSink(folder / "metrics.jsonl", print)
-    sink.write(events)
-    sink.close()
-    return folder
+from tests.unit.telemetry.made_up import client_event, recorded, round_event, whole_run
 
 
 def test_history_has_a_row_a_round_and_a_column_a_client(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""Which runs a page is of: run directories, and those below a list or a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fedcore.errors import ConfigError
+from launcher import suite_results
+from launcher.report.stored import Stored
+from launcher.rundir import RunDir
+from launcher.suite_state import NAME as SUITE
+from launcher.suite_state import state
+
+DEPTHS = ("*/", "*/*/")
+"""How far below the folder of a comparison its runs lie."""
+MOST = 12  # runs on a page: so many colours can be told apart
+
+
+def collect(paths: Sequence[Path]) -> tuple[list[Stored], list[str]]:
+    """The runs of directories of runs or lists of experiments, and what was left out, in words."""
+    found = {inner.resolve(): inner for path in paths for inner in listed(path) or [path]}
+    if len(found) > MOST:
+        way_out = "fewer of them; fedcore lm compare has no limit"
+        raise ConfigError("RUN", f"{len(found)} runs", f"at most {MOST} on a page", way_out)
+    runs: list[Stored] = []
+    left_out = []
+    for run_dir in found.values():
+        try:
+            runs.append(Stored.of(run_dir))
+        except ConfigError:
+            if run_dir in paths:
+                raise
+            left_out.append(f"{run_dir.name} is left out: it is {state(run_dir).words()}.")
+    if not runs:
+        shown = ", ".join(map(str, paths))
+        raise ConfigError("RUN", shown, "runs with a finished round or step", "again later")
+    return named_apart(runs), left_out
+
+
+def listed(folder: Path) -> list[Path]:
+    """The run directories of a list of experiments or a comparison; empty for anything else."""
+    if (folder / SUITE).is_file():
+        return [folder / said["name"] for said in suite_results.read(folder)]
+    if not folder.is_dir() or RunDir(folder).is_ours:
+        return []
+    inner = [p for depth in DEPTHS for p in folder.glob(f"{depth}metrics.jsonl")]
+    return sorted(path.parent for path in inner)
+
+
+def named_apart(runs: Sequence[Stored]) -> list[Stored]:
+    """The runs with as much of their paths in their names as tells them apart."""
+    found = [run.run_dir.resolve().parts for run in runs]
+    names = [run.name for run in runs]
+    for length in range(1, max(map(len, found)) + 1):
+        names = ["/".join(parts[-length:]) for parts in found]
+        if len(set(names)) == len(names):
+            break
+    return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
