@@ -40,7 +40,7 @@ FLOORS = {
 DOORS = {
     "torch.distributed": {"fedcore.server.comm", "launcher.world", "launcher.doctor"},
     "webdataset": {"data_shards.tars"},
-    "prometheus_client": {"fedcore.telemetry.prometheus"},
+    "prometheus_client": {"fedcore.telemetry.exporter_main"},
     "safetensors": {"fedcore.checkpoint", "fedcore.lm.export"},
     "pickle": {"data_shards.unpickle"},
     "PIL": {"data_shards.sources.tiny_imagenet"},

@@ -1,7 +1,7 @@
 """An HTTP server for one page, which neither a slow nor a hostile reader can hold up.
 
-A reader that says nothing, or all too much, costs a waiting thread and is thrown out; training
-never waits for one. The page is made when somebody asks, and at most four times a second.
+A reader that says nothing, or all too much, costs a waiting thread and is thrown out. The page is
+made when somebody asks, and at most four times a second.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
-from fedcore.config import MetricsConfig
 from fedcore.errors import ConfigError
 
 FRESH = 0.25  # seconds for which a page is given out again
@@ -36,31 +36,62 @@ POLL = 0.5  # seconds between two looks for connections that last too long, and 
 CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class Part:
+    """A piece of the page, packed once if it is asked for packed."""
+
+    def __init__(self, plain: bytes) -> None:
+        self.plain = plain
+
+    @cached_property
+    def packed(self) -> bytes:
+        """By gzip; packed parts one after the other are the packed whole."""
+        return gzip.compress(self.plain, compresslevel=1)
+
+
+class Page(NamedTuple):
+    """What is served, and the number by which `given` knows it."""
+
+    parts: Sequence[Part]
+    number: int = 0
+
+
+class Settings(Protocol):
+    """Where to listen and whom to let in; `MetricsConfig` has them."""
+
+    @property
+    def port(self) -> int: ...
+    @property
+    def bind(self) -> str: ...
+    @property
+    def credentials(self) -> Path | None: ...
+    @property
+    def certificate(self) -> Path | None: ...
+    @property
+    def key(self) -> Path | None: ...
+
+
 class Endpoint:
     """Serves `render()` at /metrics, on the first of `ports` that is free, until `close`.
 
-    Raises `ConfigError` if none of them can be opened, or for credentials or a certificate that
-    cannot be used.
+    given: called with the number of a page that a reader has all of. Raises `ConfigError` if none
+    of the ports can be opened, or for credentials or a certificate that cannot be used.
     """
 
     def __init__(
-        self, config: MetricsConfig, ports: Sequence[int], render: Callable[[], bytes]
+        self,
+        settings: Settings,
+        ports: Sequence[int],
+        render: Callable[[], Page],
+        given: Callable[[int], object] = lambda number: None,
+        fresh: float = FRESH,
     ) -> None:
-        self._page = _Page(render)
-        self._server = _open(config, ports, _Door.of(config), self._page)
+        shelf = _Shelf(render, given, fresh)
+        self._server = _open(settings, ports, _Door.of(settings), shelf)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL,), name="metrics", daemon=True
         )
         self._thread.start()
-
-    def is_read(self, within: float) -> bool:
-        """Whether somebody read the page in the last so many seconds."""
-        return time.monotonic() - self._page.read_at < within
-
-    def wait_for_reader(self, seconds: float) -> bool:
-        """Whether somebody reads the page as it is now, or newer, in at most so many seconds."""
-        return self._page.wait(seconds)
 
     def close(self) -> None:
         """Stop serving and free the port, whoever is still connected."""
@@ -70,36 +101,22 @@ class Endpoint:
         self._thread.join(timeout=5)
 
 
-class _Page:
-    """The rendered page, kept for a moment; knows when it was last read."""
+class _Shelf:
+    """The newest page, given out again for a moment."""
 
-    def __init__(self, render: Callable[[], bytes]) -> None:
-        self._render, self._lock = render, threading.Lock()
-        self._made, self._plain, self._packed = -math.inf, b"", b""
-        self.read_at = -math.inf
-        self._wanted = math.inf  # a page made since then is waited for
-        self._is_read = threading.Event()
+    def __init__(
+        self, render: Callable[[], Page], given: Callable[[int], object], fresh: float
+    ) -> None:
+        self._render, self.given, self._fresh = render, given, fresh
+        self._lock = threading.Lock()
+        self._made, self._page = -math.inf, Page(())
 
-    def content(self, packed: bool) -> tuple[bytes, float]:
-        """The page, and when it was made. packed: by gzip."""
+    def page(self) -> Page:
+        """A page that is at most that old."""
         with self._lock:
-            now = time.monotonic()
-            if now - self._made >= FRESH or self._made < self._wanted <= now:
-                self._plain, self._packed, self._made = self._render(), b"", now
-            if packed and not self._packed:
-                self._packed = gzip.compress(self._plain, compresslevel=1)
-            return self._packed if packed else self._plain, self._made
-
-    def given(self, made: float) -> None:
-        """A reader has all of what was made then."""
-        self.read_at = time.monotonic()
-        if made >= self._wanted:
-            self._is_read.set()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether what is known now is read within so many seconds."""
-        self._wanted = time.monotonic()
-        return self._is_read.wait(seconds)
+            if time.monotonic() - self._made >= self._fresh:
+                self._page, self._made = self._render(), time.monotonic()
+            return self._page
 
 
 class _Door:
@@ -109,9 +126,9 @@ class _Door:
         self._secret, self.context = secret, context
 
     @classmethod
-    def of(cls, config: MetricsConfig) -> _Door:
-        secret = None if config.credentials is None else _secret(config.credentials)
-        return cls(secret, None if config.certificate is None else _context(config))
+    def of(cls, settings: Settings) -> _Door:
+        secret = None if settings.credentials is None else _secret(settings.credentials)
+        return cls(secret, None if settings.certificate is None else _context(settings))
 
     def admits(self, authorization: str | None) -> bool:
         """Whether the header names the user and password."""
@@ -137,14 +154,14 @@ def _secret(path: Path) -> bytes:
     return line
 
 
-def _context(config: MetricsConfig) -> ssl.SSLContext:
-    assert config.certificate is not None
+def _context(settings: Settings) -> ssl.SSLContext:
+    assert settings.certificate is not None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(config.certificate, config.key)
+        context.load_cert_chain(settings.certificate, settings.key)
     except OSError as error:  # of ssl as well
         want = f"a PEM certificate and its key ({error.strerror or error})"
-        files = (str(config.certificate), str(config.key))
+        files = (str(settings.certificate), str(settings.key))
         raise ConfigError("metrics.certificate", files, want, "null for plain HTTP") from None
     return context
 
@@ -156,9 +173,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # a reader does not keep the run from ending
 
-    def __init__(self, family: int, address: tuple[str, int], door: _Door, page: _Page) -> None:
+    def __init__(self, family: int, address: tuple[str, int], door: _Door, shelf: _Shelf) -> None:
         self.address_family = family
-        self.door, self.page = door, page
+        self.door, self.shelf = door, shelf
         self._since: dict[Any, float] = {}  # of each open connection, oldest first
         super().__init__(address, _Handler)
 
@@ -227,9 +244,10 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             packed = "gzip" in self.headers.get("Accept-Encoding", "")
             headers = {"Content-Encoding": "gzip"} if packed else {}
-            content, made = self.server.page.content(packed)
-            self._answer(HTTPStatus.OK, content, headers)
-            self.server.page.given(made)
+            page = self.server.shelf.page()
+            content = [part.packed if packed else part.plain for part in page.parts]
+            self._answer(HTTPStatus.OK, b"".join(content), headers)
+            self.server.shelf.given(page.number)
 
     def _answer(self, status: HTTPStatus, content: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -260,29 +278,29 @@ class _AtMost:
         return getattr(self._file, name)
 
 
-def _open(config: MetricsConfig, ports: Sequence[int], door: _Door, page: _Page) -> _Server:
+def _open(settings: Settings, ports: Sequence[int], door: _Door, shelf: _Shelf) -> _Server:
     """A server on the first free port."""
-    family = _family(config)
+    family = _family(settings)
     for port in ports:
         try:
-            return _Server(family, (config.bind, port), door, page)
+            return _Server(family, (settings.bind, port), door, shelf)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 continue
-            raise _refused(config, port, error) from None
-    raise ConfigError("metrics.port", config.port, "a free port", "metrics.enabled=false")
+            raise _refused(settings, port, error) from None
+    raise ConfigError("metrics.port", settings.port, "a free port", "metrics.enabled=false")
 
 
-def _family(config: MetricsConfig) -> int:
+def _family(settings: Settings) -> int:
     try:
-        found = socket.getaddrinfo(config.bind, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(settings.bind, None, type=socket.SOCK_STREAM)
     except OSError as error:  # a name that does not resolve
-        raise _refused(config, config.port, error) from None
+        raise _refused(settings, settings.port, error) from None
     return int(found[0][0])
 
 
-def _refused(config: MetricsConfig, port: int, error: OSError) -> ConfigError:
+def _refused(settings: Settings, port: int, error: OSError) -> ConfigError:
     if error.errno == errno.EACCES:
         return ConfigError("metrics.port", port, "a port this user may open", "9400, or 0 for any")
     want = f"an address of this machine ({error.strerror})"
-    return ConfigError("metrics.bind", config.bind, want, "127.0.0.1, or 0.0.0.0 for all")
+    return ConfigError("metrics.bind", settings.bind, want, "127.0.0.1, or 0.0.0.0 for all")

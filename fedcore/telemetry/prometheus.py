@@ -1,7 +1,4 @@
-"""This rank's numbers for Prometheus. With `endpoint.py` the only file that speaks its language.
-
-A run only ever stores plain numbers here; they become text when somebody scrapes.
-"""
+"""This rank's numbers for Prometheus: plain ones, handed out when somebody scrapes."""
 
 from __future__ import annotations
 
@@ -11,28 +8,15 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-)
-from prometheus_client.core import (
-    Metric as Family,
-)
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from fedcore.config import MetricsConfig
 from fedcore.telemetry import catalogue as c
 from fedcore.telemetry.catalogue import Kind, Metric
-from fedcore.telemetry.endpoint import Endpoint
 from fedcore.telemetry.events import (
     ClientEvent,
     Event,
@@ -43,6 +27,7 @@ from fedcore.telemetry.events import (
     RoundEvent,
     WarningEvent,
 )
+from fedcore.telemetry.exporter import Exporter
 from fedcore.telemetry.sinks import Warn
 
 QUANTILES = {"q0": 0.0, "q0.25": 0.25, "q0.5": 0.5, "q0.75": 0.75, "q1": 1.0}
@@ -54,6 +39,9 @@ ATTENTION = 90.0  # seconds since the last scrape after which nobody waits for t
 
 Labels = tuple[str, ...]
 """Values of a metric's labels, in the order of the catalogue."""
+
+_Row = tuple[str, Labels, Any]
+"""Name of a metric, the values of its labels, and its value: of a histogram (counts, sum)."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +70,8 @@ class _Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound, number of values up to it) as Prometheus wants them."""
-        names = map(floatToGoString, (*self.bounds, float("inf")))
-        return list(zip(names, accumulate(self.counts), strict=True))
 
-
-class PrometheusSink(Collector):
+class PrometheusSink:
     """Serves this rank's numbers over HTTP at `address` ("host:port"), from now to `close`.
 
     A gauge whose value is not known yet is absent, not 0. Counters start at 0 with each attempt
@@ -105,6 +88,7 @@ class PrometheusSink(Collector):
         self._counters: dict[Metric, dict[Labels, float]] = {}
         self._histograms: dict[Metric, dict[Labels, _Histogram]] = {}
         self._clients: dict[str, dict[int, ClientEvent | LMClientEvent]] = {}  # the last of each
+        self._version = 0  # of the clients' numbers
         for metric in (m for m in c.CATALOGUE.values() if m.kind is Kind.COUNTER and not m.labels):
             self._add(metric, 0)  # rate() wants them from 0 on
         self._set(c.CLIENTS, run.clients)
@@ -113,12 +97,9 @@ class PrometheusSink(Collector):
         self._set_status("running")
         if run.lambda_limit is not None:
             self._set(c.LAMBDA_LIMIT, run.lambda_limit)
-        registry = CollectorRegistry()
-        registry.register(self)
-        self._endpoint = Endpoint(
-            config, _ports(config, local_rank, local_size), lambda: generate_latest(registry)
-        )
-        port, wanted = self._endpoint.port, config.port + local_rank
+        ports = _ports(config, local_rank, local_size)
+        self._exporter = Exporter(config, ports, self.numbers, warn)
+        port, wanted = self._exporter.port, config.port + local_rank
         if config.port and port != wanted:
             warn(f"metrics port {wanted} is not free; metrics are on port {port}")
         host = f"[{config.bind}]" if ":" in config.bind else config.bind
@@ -131,6 +112,7 @@ class PrometheusSink(Collector):
             kept = {} if self._quantiles else self._clients.get(clients[0].kind, {})
             # quantiles are of one round's clients, whoever they are
             self._clients[clients[0].kind] = kept | {e.client: e for e in clients}
+            self._version += 1
         for event in events:
             if isinstance(event, RoundEvent):
                 self._write_round(event)
@@ -169,39 +151,34 @@ class PrometheusSink(Collector):
     def ended(self, status: str, wait: bool) -> None:
         """The run is over. wait: for a last scrape, if somebody has been scraping."""
         self._set_status(status)
-        if wait and self._endpoint.is_read(within=ATTENTION):
-            self._endpoint.wait_for_reader(self._config.linger)
+        if wait and self._exporter.is_read(within=ATTENTION):
+            self._exporter.wait_for_reader(self._config.linger)
 
     def close(self) -> None:
         """Stop serving and free the port."""
-        self._endpoint.close()
+        self._exporter.close()
 
-    def collect(self) -> Iterator[Family]:
-        """All that is known, in the order of the catalogue. Called from the server's threads."""
-        gauges = {metric: dict(values) for metric, values in list(self._gauges.items())}
-        for metric, labels, value in self._of_clients():
-            gauges.setdefault(metric, {})[labels] = value
+    def numbers(self, known: int) -> dict[str, Any]:
+        """All that is known, as rows (name, label values, value); called in a thread.
+
+        Rows of clients are left out if the reader knows those of this version.
+        """
+        version = self._version
+        clients = None if known == version else list(self._of_clients())
+        return {"rows": list(self._rows()), "version": version, "clients": clients}
+
+    def _rows(self) -> Iterator[_Row]:
+        for metric, values in chain(list(self._gauges.items()), list(self._counters.items())):
+            for labels, value in list(values.items()):
+                yield metric.name, labels, value
+        for metric, histograms in list(self._histograms.items()):
+            for labels, histogram in list(histograms.items()):
+                yield metric.name, labels, (histogram.counts, histogram.total)
         for name, value in memory(self._run.device).items():
-            gauges[c.CATALOGUE[name]] = {(): value}
-        for metric in c.CATALOGUE.values():
-            if metric.kind is Kind.GAUGE and metric in gauges:
-                yield _filled(GaugeMetricFamily, metric, gauges[metric].items())
-            elif metric.kind is Kind.COUNTER:
-                values = list(self._counters.get(metric, {}).items())
-                yield _filled(CounterMetricFamily, metric, values)
-            elif metric.kind is Kind.HISTOGRAM:
-                yield self._histogram(metric)
-        info = {k: str(v) for k, v in self._run.info.items()}
-        name = c.RUN_INFO.full_name.removesuffix("_info")  # the library adds it
-        yield InfoMetricFamily(name, c.RUN_INFO.help, info)
+            yield name, (), value
+        yield c.RUN_INFO.name, (), {k: str(v) for k, v in self._run.info.items()}
 
-    def _histogram(self, metric: Metric) -> HistogramMetricFamily:
-        family = HistogramMetricFamily(metric.full_name, _words(metric), labels=metric.labels)
-        for labels, histogram in list(self._histograms.get(metric, {}).items()):
-            family.add_metric(labels, histogram.cumulative(), histogram.total)
-        return family
-
-    def _of_clients(self) -> Iterator[tuple[Metric, Labels, float]]:
+    def _of_clients(self) -> Iterator[_Row]:
         """A value for each client, or quantiles over them."""
         columns: dict[_Reading, dict[str, float]] = {}
         for event in chain.from_iterable(e.values() for e in list(self._clients.values())):
@@ -210,7 +187,7 @@ class PrometheusSink(Collector):
         for (metric, rest), values in columns.items():
             shown = _spread(values.values()) if self._quantiles else values
             for client, value in shown.items():
-                yield metric, (client, *rest), value
+                yield metric.name, (client, *rest), value
 
     def _write_round(self, event: RoundEvent) -> None:
         self._set(c.ROUND, event.round)
@@ -282,18 +259,6 @@ def _spread(values: Iterable[float]) -> dict[str, float]:
     """Quantiles over clients. One NaN makes them all NaN: it must be seen, not averaged away."""
     found = np.quantile(list(values), list(QUANTILES.values()))
     return dict(zip(QUANTILES, map(float, found), strict=True))
-
-
-def _filled(kind: Any, metric: Metric, values: Iterable[tuple[Labels, float]]) -> Family:
-    family = kind(metric.full_name, _words(metric), labels=metric.labels)
-    for labels, value in values:
-        family.add_metric(labels, value)
-    assert isinstance(family, Family)
-    return family
-
-
-def _words(metric: Metric) -> str:
-    return metric.help if metric.unit == "1" else f"{metric.help} [{metric.unit}]"
 
 
 def memory(device: torch.device) -> dict[str, float]:

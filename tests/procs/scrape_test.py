@@ -52,7 +52,8 @@ def test_a_port_in_use_falls_to_the_next_free_one_and_says_so(tmp_path: Path) ->
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        process = runs.start(0, tmp_path, "--config", "smoke", "--set", f"metrics.port={port}")
+        words = ("--config", "smoke", "--set", f"metrics.port={port}", "metrics.linger=0")
+        process = runs.start(0, tmp_path, *words)
         file = tmp_path / "prometheus_targets.json"
         runs.wait_for(lambda: file.is_file() and targets(tmp_path), "target file")
         assert clients_at(targets(tmp_path)[0]["targets"][0]) is not None

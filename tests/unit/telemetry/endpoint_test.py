@@ -22,9 +22,13 @@ import pytest
 from fedcore.config import MetricsConfig
 from fedcore.errors import ConfigError
 from fedcore.telemetry import endpoint
-from fedcore.telemetry.endpoint import Endpoint
+from fedcore.telemetry.endpoint import Endpoint, Page, Part
 
 PAGE = b"fedcore_round 3\n"
+
+
+def page(*parts: bytes, number: int = 0) -> Page:
+    return Page([Part(part) for part in parts], number)
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +37,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def serving(page: bytes | None = None, **keys: Any) -> Iterator[Endpoint]:
-    found = Endpoint(MetricsConfig(**keys), [0], lambda: PAGE if page is None else page)
+def serving(content: bytes = PAGE, **keys: Any) -> Iterator[Endpoint]:
+    found = Endpoint(MetricsConfig(**keys), [0], lambda: page(content))
     try:
         yield found
     finally:
@@ -82,7 +86,7 @@ def test_the_page_is_at_metrics_and_packed_for_those_who_can_unpack() -> None:
 def test_two_hundred_readers_at_once_are_all_served_from_one_page() -> None:
     made = []
     big = b"x" * 1_000_000
-    found = Endpoint(MetricsConfig(), [0], lambda: made.append(1) or big)
+    found = Endpoint(MetricsConfig(), [0], lambda: made.append(1) or page(big))
     try:
         with ThreadPoolExecutor(200) as pool:
             sizes = list(pool.map(lambda _: len(ask(found)), range(200)))
@@ -165,10 +169,10 @@ def test_close_does_not_wait_for_anybody() -> None:
 def test_a_page_that_cannot_be_made_is_an_answer_missed_and_no_more() -> None:
     states = iter([ZeroDivisionError, None])
 
-    def render() -> bytes:
+    def render() -> Page:
         if error := next(states):
             raise error
-        return PAGE
+        return page(PAGE)
 
     found = Endpoint(MetricsConfig(), [0], render)
     try:
@@ -179,18 +183,21 @@ def test_a_page_that_cannot_be_made_is_an_answer_missed_and_no_more() -> None:
         found.close()
 
 
-def test_who_waits_for_a_reader_waits_for_one_of_the_new_page() -> None:
-    with serving() as served:
-        assert not served.is_read(within=60)
-        ask(served)
+def test_a_page_of_parts_is_one_and_is_known_by_its_number_when_it_is_read() -> None:
+    numbers, given = iter(range(5, 100)), list[int]()
+    parts = (b"fedcore_round 3\n", b"fedcore_clients 4\n")
+    found = Endpoint(
+        MetricsConfig(), [0], lambda: page(*parts, number=next(numbers)), given.append, fresh=0
+    )
+    try:
+        assert ask(found) == b"".join(parts)
+        assert gzip.decompress(ask(found, Accept_Encoding="gzip")) == b"".join(parts)
         deadline = time.monotonic() + 5
-        while not served.is_read(within=60):  # the reader has it before the server knows
+        while len(given) < 2:  # the reader has it before the server knows
             assert time.monotonic() < deadline
-        assert not served.wait_for_reader(0.05), "the one before does not count"
-        later = threading.Timer(0.1, lambda: ask(served))
-        later.start()
-        assert served.wait_for_reader(5)
-        later.join()
+    finally:
+        found.close()
+    assert given == [5, 6]
 
 
 # -- who may come in

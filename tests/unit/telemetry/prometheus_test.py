@@ -24,9 +24,8 @@ from tests.unit.telemetry.made_up import client_event, eval_event, round_event, 
 
 
 @pytest.fixture(autouse=True)
-def quick_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server looks every half second whether it is to stop, and keeps a page for a moment."""
-    monkeypatch.setattr(endpoint, "POLL", 0.01)
+def always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page is given out again for a moment: too long for tests."""
     monkeypatch.setattr(endpoint, "FRESH", 0.0)
 
 

@@ -1,0 +1,173 @@
+"""The process that serves one rank's numbers to Prometheus. The only file that knows its library.
+
+It is no thread of the training process, since there every scrape would hold up training: between
+two operations that takes the interpreter's lock, and waits for it. It asks for plain numbers over
+a socket when somebody scrapes, and ends when the other end of the socket does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.core import (
+    Metric as Family,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from fedcore.errors import ConfigError
+from fedcore.telemetry import catalogue as c
+from fedcore.telemetry.catalogue import Kind, Metric
+from fedcore.telemetry.endpoint import Endpoint, Page, Part
+
+Row = Sequence[Any]
+"""Name of a metric, the values of its labels, and its value: of a histogram [counts, sum]."""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where to listen and whom to let in."""
+
+    port: int
+    bind: str
+    credentials: Path | None
+    certificate: Path | None
+    key: Path | None
+
+    @classmethod
+    def of(cls, words: dict[str, Any]) -> Listening:
+        paths = {k: words[k] and Path(words[k]) for k in ("credentials", "certificate", "key")}
+        return cls(words["port"], words["bind"], **paths)
+
+
+class Rank:
+    """The training process at the other end of a socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._out = connection.makefile("w", encoding="utf-8")
+        self._in = connection.makefile("r", encoding="utf-8")
+        self._asking, self._saying = threading.Lock(), threading.Lock()
+        self._answers = queue.SimpleQueue[dict[str, Any]]()
+        self._of_clients, self._version = Part(b""), -1  # rendered once a round
+
+    def listen(self) -> None:
+        """Take answers until the other end is gone."""
+        for line in self._in:
+            self._answers.put(json.loads(line))
+
+    def hear(self) -> dict[str, Any]:
+        """Its next words."""
+        return self._answers.get()
+
+    def say(self, **words: Any) -> None:
+        """Let it know."""
+        with self._saying, contextlib.suppress(OSError):  # `listen` ends then as well
+            self._out.write(json.dumps(words) + "\n")
+            self._out.flush()
+
+    def page(self) -> Page:
+        """What it knows now."""
+        with self._asking:  # an answer belongs to the question before it
+            self.say(known=self._version)
+            answer = self.hear()
+        if answer["clients"] is not None:
+            self._version = answer["version"]
+            self._of_clients = Part(text(answer["clients"]))
+        return Page([Part(text(answer["rows"])), self._of_clients], answer["number"])
+
+
+class Rows(Collector):
+    """Rows as families of the library, in the order of the catalogue."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows: dict[str, list[Row]] = {}
+        for row in rows:
+            self._rows.setdefault(row[0], []).append(row)
+
+    def collect(self) -> Iterator[Family]:
+        """The families."""
+        for name, metric in c.CATALOGUE.items():
+            if name in self._rows:
+                yield family(metric, self._rows[name])
+
+
+def family(metric: Metric, rows: Iterable[Row]) -> Family:
+    """All series of one metric."""
+    words = metric.help if metric.unit == "1" else f"{metric.help} [{metric.unit}]"
+    if metric.kind is Kind.INFO:  # its value is an object; the library adds `_info`
+        [(_, _, labels)] = rows
+        return InfoMetricFamily(metric.full_name.removesuffix("_info"), words, labels)
+    kind = GaugeMetricFamily if metric.kind is Kind.GAUGE else CounterMetricFamily
+    if metric.kind is Kind.HISTOGRAM:
+        made = HistogramMetricFamily(metric.full_name, words, labels=metric.labels)
+        for _, labels, (counts, total) in rows:
+            made.add_metric(labels, cumulative(metric.buckets, counts), total)
+        return made
+    found = kind(metric.full_name, words, labels=metric.labels)
+    for _, labels, value in rows:
+        found.add_metric(labels, value)
+    return found
+
+
+def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """(upper bound, number of values up to it); counts has one more, of what is beyond all."""
+    names = map(floatToGoString, (*bounds, float("inf")))
+    return list(zip(names, accumulate(counts), strict=True))
+
+
+def text(rows: Iterable[Row]) -> bytes:
+    """As Prometheus reads it."""
+    registry = CollectorRegistry()
+    registry.register(Rows(rows))
+    return generate_latest(registry)
+
+
+def serve(rank: Rank) -> None:
+    """Open the endpoint that the first words ask for, and tell its port."""
+    words = rank.hear()
+    try:
+        served = Endpoint(
+            Listening.of(words),
+            words["ports"],
+            rank.page,
+            given=lambda number: rank.say(read=number),
+            fresh=words["fresh"],
+        )
+    except ConfigError as error:
+        rank.say(error=error.to_json())
+    else:
+        rank.say(port=served.port)
+
+
+def main(descriptor: int) -> None:
+    """Serve until the training process is gone."""
+    # what ends a job is sent to all its processes; this one goes when its rank does
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    rank = Rank(socket.socket(fileno=descriptor))
+    threading.Thread(target=serve, args=(rank,), daemon=True).start()
+    rank.listen()
+    os._exit(0)  # whatever readers are being served
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
