@@ -14,7 +14,7 @@ ROOT       := $(filter 0,$(shell id -u))
 DESELECT   := not gpu$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check law procs golden golden-update gpu format bench bench-lm dash clean
+.PHONY: help setup run smoke test check law procs golden golden-update gpu format bench bench-lm bench-scrape dash clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ bench-lm: $(READY) ## language models: our step beside a minimal GPT's, ZeRO bes
 
 dash: $(READY) ## write Grafana's dashboards from deploy/grafana/*.py
 	PYTHONPATH=. $(BIN)/python -m deploy.grafana.build
+
+bench-scrape: $(READY) ## what being watched by Prometheus costs a training step, attacked or not
+	PYTHONPATH=. $(BIN)/python bench/scrape.py --blocks 12 --length 3
 
 clean: ## remove runs, shards and caches (keeps .venv)
 	rm -rf runs data_shards/store .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedcore.config import MetricsConfig, RunConfig
+from fedcore.server.comm import LocalComm
 from launcher.reporting import federated_info, lm_info, unreachable_or_open
+from launcher.world import Place, World
 
 
 @pytest.mark.parametrize(
@@ -40,3 +44,11 @@ def test_run_info_says_who_moves_lambda(algorithm: str, weighting: str) -> None:
 def test_the_text_of_a_language_model_is_named_without_its_place() -> None:
     config = RunConfig.of({"lm": {"data": {"text": str(Path("/secret/place/book.txt"))}}})
     assert lm_info(config)["dataset"] == "book.txt"
+
+
+def test_a_node_is_called_as_slurm_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    place, device = Place.of({}), torch.device("cpu")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    assert World(place, device, LocalComm()).node == socket.gethostname()
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu[07]")
+    assert World(place, device, LocalComm()).node == "gpu[07]"
