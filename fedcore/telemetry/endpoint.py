@@ -13,6 +13,7 @@ import gzip
 import hmac
 import io
 import math
+import resource
 import socket
 import socketserver
 import ssl
@@ -30,9 +31,11 @@ from fedcore.errors import ConfigError
 FRESH = 0.25  # seconds for which a page is given out again
 SILENCE = 5.0  # seconds a reader may say nothing
 PATIENCE = 20.0  # seconds a connection may last in all
-CONNECTIONS = 256  # at once; the oldest makes way for a new one
+CONNECTIONS = 512  # at once; from half of them on the oldest makes way for a new one
 REQUEST = 16_384  # bytes of a request line and headers together
 POLL = 0.5  # seconds between two looks for connections that last too long, and whether to stop
+PIECE = 65_536  # bytes that are sent at once
+NONE: dict[str, str] = {}
 CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -112,11 +115,15 @@ class _Shelf:
         self._made, self._page = -math.inf, Page(())
 
     def page(self) -> Page:
-        """A page that is at most that old."""
-        with self._lock:
+        """A page that is at most that old. Raises `TimeoutError` if none can be had."""
+        if not self._lock.acquire(timeout=SILENCE):
+            raise TimeoutError("there is no page")
+        try:
             if time.monotonic() - self._made >= self._fresh:
                 self._page, self._made = self._render(), time.monotonic()
             return self._page
+        finally:
+            self._lock.release()
 
 
 class _Door:
@@ -176,7 +183,10 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, family: int, address: tuple[str, int], door: _Door, shelf: _Shelf) -> None:
         self.address_family = family
         self.door, self.shelf = door, shelf
-        self._since: dict[Any, float] = {}  # of each open connection, oldest first
+        # since when each connection has been open, oldest first; inf once it is being dropped
+        self._since: dict[Any, float] = {}
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = max(2, min(CONNECTIONS, (descriptors - 32) // 2))  # TLS takes two each
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -184,11 +194,23 @@ class _Server(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = "", int(self.server_address[1])
 
+    def get_request(self) -> Any:
+        """The next connection; without a descriptor for it the oldest one makes way."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._drop_oldest()
+                time.sleep(0.1)  # else the loop would be back at once, and again
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        for oldest in list(self._since)[: max(0, len(self._since) - CONNECTIONS + 1)]:
-            self._drop(oldest)
+        if len(self._since) >= self._most // 2:  # most of whom are silent: one of them goes
+            self._drop_oldest()
+        if len(self._since) >= self._most:  # their threads wait for something else: enough
+            return self.shutdown_request(request)
         self._since[request] = time.monotonic()
-        super().process_request(request, client_address)
+        return super().process_request(request, client_address)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         """In a thread of its own: a handshake that hangs holds up nobody else."""
@@ -217,9 +239,15 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A reader's mistakes are not for the terminal of a training run."""
 
+    def _drop_oldest(self) -> None:
+        for request in [r for r, since in list(self._since.items()) if since < math.inf][:1]:
+            self._drop(request)
+
     def _drop(self, request: Any) -> None:
-        self._since.pop(request, None)
-        with contextlib.suppress(OSError):  # its thread wakes up and closes it
+        """Its thread wakes up and closes it, unless it waits for something else."""
+        if request in self._since:
+            self._since[request] = math.inf
+        with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
 
 
@@ -234,31 +262,48 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # the library's name
         """The page, for whom the door admits."""
         if not self.server.door.admits(self.headers.get("Authorization")):
-            self._answer(
-                HTTPStatus.UNAUTHORIZED,
-                b"metrics.credentials\n",
-                {"WWW-Authenticate": 'Basic realm="fedcore"'},
-            )
+            who = {"WWW-Authenticate": 'Basic realm="fedcore"'}
+            self._answer(HTTPStatus.UNAUTHORIZED, b"metrics.credentials\n", headers=who)
         elif self.path.partition("?")[0] not in ("/", "/metrics"):
-            self._answer(HTTPStatus.NOT_FOUND, b"/metrics\n", {})
+            self._answer(HTTPStatus.NOT_FOUND, b"/metrics\n")
         else:
-            packed = "gzip" in self.headers.get("Accept-Encoding", "")
-            headers = {"Content-Encoding": "gzip"} if packed else {}
-            page = self.server.shelf.page()
-            content = [part.packed if packed else part.plain for part in page.parts]
-            self._answer(HTTPStatus.OK, b"".join(content), headers)
-            self.server.shelf.given(page.number)
+            self._page()
 
-    def _answer(self, status: HTTPStatus, content: bytes, headers: dict[str, str]) -> None:
+    do_HEAD = do_GET  # noqa: N815 # the library's name
+
+    def _page(self) -> None:
+        try:
+            page = self.server.shelf.page()
+        except TimeoutError:
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, b"the rank does not answer\n")
+            return
+        packed = _takes_gzip(self.headers.get("Accept-Encoding", ""))
+        headers = {"Content-Encoding": "gzip"} if packed else {}
+        parts = [part.packed if packed else part.plain for part in page.parts]
+        self._answer(HTTPStatus.OK, *parts, headers=headers)
+        self.server.shelf.given(page.number)
+
+    def _answer(self, status: HTTPStatus, *parts: bytes, headers: dict[str, str] = NONE) -> None:
         self.send_response(status)
-        sizes = {"Content-Type": CONTENT, "Content-Length": str(len(content))}
+        sizes = {"Content-Type": CONTENT, "Content-Length": str(sum(map(len, parts)))}
         for name, value in {**sizes, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        for part in parts if self.command == "GET" else ():
+            for start in range(0, len(part), PIECE):  # each has the time of `SILENCE`
+                self.wfile.write(memoryview(part)[start : start + PIECE])
 
     def log_message(self, format: str, *args: Any) -> None:
         """Not for the terminal of a training run."""
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """Whether an Accept-Encoding names gzip, and not with q=0."""
+    for entry in accepted.split(","):
+        name, _, weight = entry.replace(" ", "").partition(";")
+        if name == "gzip":
+            return weight not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
 
 
 class _AtMost:

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -39,6 +40,8 @@ from fedcore.telemetry import catalogue as c
 from fedcore.telemetry.catalogue import Kind, Metric
 from fedcore.telemetry.endpoint import Endpoint, Page, Part
 
+ANSWER = 3.0  # seconds for a rank to answer
+
 Row = Sequence[Any]
 """Name of a metric, the values of its labels, and its value: of a histogram [counts, sum]."""
 
@@ -60,23 +63,24 @@ class Listening:
 
 
 class Rank:
-    """The training process at the other end of a socket."""
+    """The training process at the other end of a socket; one thread at a time asks for a page."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._out = connection.makefile("w", encoding="utf-8")
         self._in = connection.makefile("r", encoding="utf-8")
-        self._asking, self._saying = threading.Lock(), threading.Lock()
+        self._saying, self._question = threading.Lock(), 0
         self._answers = queue.SimpleQueue[dict[str, Any]]()
         self._of_clients, self._version = Part(b""), -1  # rendered once a round
 
     def listen(self) -> None:
         """Take answers until the other end is gone."""
-        for line in self._in:
-            self._answers.put(json.loads(line))
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._in:
+                self._answers.put(json.loads(line))
 
-    def hear(self) -> dict[str, Any]:
-        """Its next words."""
-        return self._answers.get()
+    def hear(self, timeout: float | None = None) -> dict[str, Any]:
+        """Its next words; raises `queue.Empty` if there are none for so many seconds."""
+        return self._answers.get(timeout=timeout)
 
     def say(self, **words: Any) -> None:
         """Let it know."""
@@ -85,14 +89,24 @@ class Rank:
             self._out.flush()
 
     def page(self) -> Page:
-        """What it knows now."""
-        with self._asking:  # an answer belongs to the question before it
-            self.say(known=self._version)
-            answer = self.hear()
+        """What it knows now. Raises `TimeoutError` if it does not answer."""
+        answer = self._ask()
         if answer["clients"] is not None:
-            self._version = answer["version"]
             self._of_clients = Part(text(answer["clients"]))
+            self._version = answer["version"]
         return Page([Part(text(answer["rows"])), self._of_clients], answer["number"])
+
+    def _ask(self) -> dict[str, Any]:
+        self._question += 1
+        self.say(question=self._question, known=self._version)
+        until = time.monotonic() + ANSWER
+        try:
+            while (answer := self.hear(max(0.0, until - time.monotonic()))) is not None:
+                if answer["question"] == self._question:  # else a late one to another question
+                    return answer
+        except queue.Empty:
+            raise TimeoutError("the rank does not answer") from None
+        raise AssertionError
 
 
 class Rows(Collector):
@@ -165,8 +179,10 @@ def main(descriptor: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     rank = Rank(socket.socket(fileno=descriptor))
     threading.Thread(target=serve, args=(rank,), daemon=True).start()
-    rank.listen()
-    os._exit(0)  # whatever readers are being served
+    try:
+        rank.listen()
+    finally:
+        os._exit(0)  # whatever readers are being served
 
 
 if __name__ == "__main__":

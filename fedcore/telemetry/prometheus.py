@@ -176,7 +176,7 @@ class PrometheusSink:
                 yield metric.name, labels, (histogram.counts, histogram.total)
         for name, value in memory(self._run.device).items():
             yield name, (), value
-        yield c.RUN_INFO.name, (), {k: str(v) for k, v in self._run.info.items()}
+        yield c.RUN_INFO.name, (), {k: _text(v) for k, v in self._run.info.items()}
 
     def _of_clients(self) -> Iterator[_Row]:
         """A value for each client, or quantiles over them."""
@@ -223,17 +223,17 @@ class PrometheusSink:
             self._set(c.RUN_STATUS, float(status == now), status)
 
     def _set(self, metric: Metric, value: float, *labels: str) -> None:
-        self._gauges.setdefault(metric, {})[labels] = value
+        self._gauges.setdefault(metric, {})[labels] = float(value)
 
     def _add(self, metric: Metric, value: float, *labels: str) -> None:
         values = self._counters.setdefault(metric, {})
-        values[labels] = values.get(labels, 0.0) + value
+        values[labels] = values.get(labels, 0.0) + float(value)
 
     def _observe(self, metric: Metric, value: float, *labels: str) -> None:
         found = self._histograms.setdefault(metric, {})
         if labels not in found:
             found[labels] = _Histogram(metric.buckets)
-        found[labels].observe(value)
+        found[labels].observe(float(value))
 
 
 _Reading = tuple[Metric, Labels]
@@ -256,9 +256,17 @@ def _readings(event: ClientEvent | LMClientEvent) -> Iterator[tuple[_Reading, fl
 
 
 def _spread(values: Iterable[float]) -> dict[str, float]:
-    """Quantiles over clients. One NaN makes them all NaN: it must be seen, not averaged away."""
-    found = np.quantile(list(values), list(QUANTILES.values()))
+    """Quantiles over clients, each some client's own value: one that is infinite is seen.
+
+    One NaN makes them all NaN: it must be seen, not averaged away.
+    """
+    found = np.quantile(list(values), list(QUANTILES.values()), method="nearest")
     return dict(zip(QUANTILES, map(float, found), strict=True))
+
+
+def _text(value: object) -> str:
+    """What UTF-8 can say of it: a file's name may be no text."""
+    return str(value).encode(errors="replace").decode()
 
 
 def memory(device: torch.device) -> dict[str, float]:

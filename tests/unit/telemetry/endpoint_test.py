@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import gzip
+import http.client
+import io
 import socket
 import ssl
 import subprocess
@@ -12,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -61,7 +63,7 @@ def raw(served: Endpoint, content: bytes = b"") -> socket.socket:
     return connection
 
 
-def is_over(connection: socket.socket, within: float = 5.0) -> bool:
+def is_over(connection: socket.socket, within: float = 3.0) -> bool:
     """Whether the other side ends the connection."""
     connection.settimeout(within)
     try:
@@ -79,8 +81,13 @@ def test_the_page_is_at_metrics_and_packed_for_those_who_can_unpack() -> None:
         assert ask(served) == PAGE
         assert ask(served, "/metrics?collect=all") == PAGE
         assert gzip.decompress(ask(served, Accept_Encoding="gzip")) == PAGE
+        assert ask(served, Accept_Encoding="gzip;q=0, br") == PAGE
         with pytest.raises(urllib.error.HTTPError, match="404"):
             ask(served, "/etc/passwd")
+        head = raw(served, b"HEAD /metrics HTTP/1.0\r\n\r\n").makefile("rb").read()
+        assert head.startswith(b"HTTP/1.0 200")
+        assert b"Content-Length: 16\r\n" in head
+        assert head.endswith(b"\r\n\r\n"), "a head has no body"
 
 
 def test_two_hundred_readers_at_once_are_all_served_from_one_page() -> None:
@@ -96,13 +103,65 @@ def test_two_hundred_readers_at_once_are_all_served_from_one_page() -> None:
     assert len(made) < 40, "a page is given out again for a moment"
 
 
+def until(condition: Callable[[], object], limit: float = 10.0) -> None:
+    deadline = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def threads() -> int:
+    """Of servers."""
+    return sum("process_request" in thread.name for thread in threading.enumerate())
+
+
 def test_silent_connections_make_way_and_are_thrown_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "CONNECTIONS", 20)
-    monkeypatch.setattr(endpoint, "PATIENCE", 0.5)
     with serving() as served:
         silent = [raw(served) for _ in range(60)]
         assert ask(served) == PAGE, "sixty who say nothing do not keep out one who asks"
+        until(lambda: threads() <= 10)
+        monkeypatch.setattr(endpoint, "PATIENCE", 0.1)
         assert all(map(is_over, silent))
+    assert threads() == 0
+
+
+def test_readers_of_a_page_that_does_not_come_are_refused_and_are_not_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint, "CONNECTIONS", 20)
+    monkeypatch.setattr(endpoint, "SILENCE", 0.5)
+    comes = threading.Event()
+
+    def render() -> Page:
+        if not comes.wait(0.5):
+            raise TimeoutError
+        return page(PAGE)
+
+    found = Endpoint(MetricsConfig(), [0], render)
+    try:
+        waiting = [raw(found, b"GET /metrics HTTP/1.0\r\n\r\n") for _ in range(60)]
+        assert threads() <= 20
+        with pytest.raises((OSError, http.client.HTTPException)):
+            ask(found)  # 503, or one too many
+        comes.set()
+        assert all(map(is_over, waiting))
+        until(lambda: threads() == 0)
+        assert ask(found) == PAGE
+    finally:
+        found.close()
+
+
+def test_a_rank_that_does_not_answer_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    def render() -> Page:
+        raise TimeoutError
+
+    found = Endpoint(MetricsConfig(), [0], render)
+    try:
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            ask(found)
+    finally:
+        found.close()
 
 
 def test_a_reader_that_sends_a_byte_now_and_then_is_thrown_out(
@@ -122,17 +181,25 @@ def test_a_reader_that_sends_a_byte_now_and_then_is_thrown_out(
 
 
 def test_a_reader_that_does_not_read_is_thrown_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "PATIENCE", 0.4)
-    before = threading.active_count()
+    monkeypatch.setattr(endpoint, "PATIENCE", 2.0)
     with serving(b"x" * 50_000_000) as served:
         deaf = raw(served, b"GET /metrics HTTP/1.1\r\n\r\n")
-        time.sleep(0.3)
-        assert threading.active_count() > before + 1, "its thread waits to be rid of the page"
-        deadline = time.monotonic() + 5
-        while threading.active_count() > before + 1 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert threading.active_count() == before + 1
+        until(lambda: threads() == 1)  # it waits to be rid of the page
+        until(lambda: threads() == 0)
         deaf.close()
+
+
+def test_a_reader_may_be_slow_as_long_as_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "SILENCE", 0.5)
+    content = b"x" * 20_000_000
+    with serving(content) as served:
+        slow, got = raw(served, b"GET /metrics HTTP/1.0\r\n\r\n"), 0
+        began = time.monotonic()
+        while part := slow.recv(1_000_000):
+            got += len(part)
+            time.sleep(0.03)
+        assert got > len(content)
+        assert time.monotonic() - began > 0.5, "longer than it may be silent"
 
 
 @pytest.mark.parametrize(
@@ -156,6 +223,20 @@ def test_nonsense_is_cut_short(request_: bytes) -> None:
             connection.shutdown(socket.SHUT_WR)
         assert is_over(connection)
         assert ask(served) == PAGE
+
+
+def test_a_request_is_read_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = endpoint._AtMost(io.BytesIO(b"a" * 9 + b"\n" + b"b" * 100), 20)
+    assert read.readline() == b"a" * 9 + b"\n"
+    with pytest.raises(ConnectionAbortedError):
+        read.readline(65537)
+    seen = list[int]()
+    monkeypatch.setattr(
+        endpoint._AtMost, "__init__", lambda self, file, size: seen.append(size) or None
+    )
+    with serving() as served, pytest.raises((OSError, http.client.HTTPException)):
+        ask(served)
+    assert seen == [endpoint.REQUEST], "every request is read so"
 
 
 def test_close_does_not_wait_for_anybody() -> None:
@@ -192,12 +273,10 @@ def test_a_page_of_parts_is_one_and_is_known_by_its_number_when_it_is_read() -> 
     try:
         assert ask(found) == b"".join(parts)
         assert gzip.decompress(ask(found, Accept_Encoding="gzip")) == b"".join(parts)
-        deadline = time.monotonic() + 5
-        while len(given) < 2:  # the reader has it before the server knows
-            assert time.monotonic() < deadline
+        until(lambda: len(given) == 2)  # the reader has it before the server knows
     finally:
         found.close()
-    assert given == [5, 6]
+    assert sorted(given) == [5, 6]
 
 
 # -- who may come in
@@ -246,15 +325,18 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return made, key
 
 
-def test_tls_answers_in_tls_only(certificate: tuple[Path, Path]) -> None:
+def test_tls_answers_in_tls_only(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, key = certificate
     trusting = ssl.create_default_context(cafile=str(made))
     with serving(certificate=made, key=key) as served:
         stuck = [raw(served) for _ in range(5)]  # who never begins the handshake
         assert ask(served, context=trusting) == PAGE
         assert is_over(raw(served, b"GET /metrics HTTP/1.1\r\n\r\n"))
-        for connection in stuck:
-            connection.close()
+        assert threads() == 5
+        monkeypatch.setattr(endpoint, "PATIENCE", 0.1)
+        assert all(map(is_over, stuck)), "long before they have been silent for long"
 
 
 def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:

@@ -170,6 +170,13 @@ def test_quantiles_do_not_hide_a_nan() -> None:
         assert math.isnan(value(scrape(sink), "loss", client="q0.5", term="base"))
 
 
+def test_quantiles_show_an_infinite_one() -> None:
+    with serving(clients=9, per_client_limit=0) as sink:
+        sink.write([client_event(k, lambda_raw=math.inf if k == 2 else 1.0) for k in range(9)])
+        samples = scrape(sink)
+    assert [value(samples, "lambda_raw", client=q) for q in QUANTILES] == [1, 1, 1, 1, math.inf]
+
+
 def test_round_without_evaluation_keeps_the_last_accuracy() -> None:
     with serving() as sink:
         sink.write([round_event(0)])
