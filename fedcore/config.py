@@ -143,6 +143,13 @@ class MetricsConfig(Section):
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Experiment trackers that get the same readings, in the folder `trackers` of the run."""
 
+    @field_validator("key")
+    @classmethod
+    def _of_a_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and info.data.get("certificate") is None:
+            raise ValueError("beside metrics.certificate, without which there is no TLS")
+        return value
+
 
 class CheckpointConfig(Section):
     """Saving the run, so that it can go on after a stop."""

@@ -124,11 +124,14 @@ class Federation:
             got = self.server.collect(upload, round)
             self._trained |= order.participants
             self._fold_models(order.participants)
+        found = None
         if (round + 1) % self.config.evaluate.every == 0 or self._last(round):
             with self._phase("evaluate"):
-                self._evaluate()
+                found = self._evaluate()
         self._account(order.participants, began)
-        self.outcome.rounds = round + 1
+        self.outcome.rounds = round + 1  # and only now: a rank may be lost on the way
+        if found is not None:
+            self._take(found)
         self._report(round, order.spread, got, order.participants)
 
     def _fold_models(self, clients: frozenset[int]) -> None:
@@ -160,17 +163,22 @@ class Federation:
         total = sum(self.samples[k] for k in clients)
         return {k: self.samples[k] / total for k in clients}
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> dict[str, float]:
+        """Accuracy by read-out of all clients that have trained so far."""
         averaged = self.server.state.weights or self._fuse(self._trained)
         accuracy = self.evaluator(
             self.group, self._shares(self._trained), self.server.state.prototypes, averaged
         )
-        main = accuracy[self.group.algorithm.readout]
-        self.outcome.accuracy, self.outcome.test_accuracy = accuracy, main
-        self.outcome.best_test_accuracy = max(main, self.outcome.best_test_accuracy or 0.0)
         self._variance = consensus.model_variance(
             self.comm, self._models(self._trained), averaged, self.server.start
         )
+        return accuracy
+
+    def _take(self, accuracy: dict[str, float]) -> None:
+        """It is that of the finished round."""
+        main = accuracy[self.group.algorithm.readout]
+        self.outcome.accuracy, self.outcome.test_accuracy = accuracy, main
+        self.outcome.best_test_accuracy = max(main, self.outcome.best_test_accuracy or 0.0)
 
     def _report(self, round: int, spread: float, got: Collected, clients: frozenset[int]) -> None:
         events = self._client_events(round, spread, got)
@@ -213,7 +221,7 @@ class Federation:
             return
         rule, worst = self.group.algorithm.rule, max(exploded, key=lambda e: e.lambda_raw)
         message = (
-            f"raw lambda of {len(exploded)} clients is above {rule.limit:g}: client "
+            f"raw lambda of {len(exploded)} client(s) is above {rule.limit:g}: client "
             f"{worst.client} has {worst.lambda_raw:.4g}"
         )
         if math.isfinite(worst.lambda_equilibrium):

@@ -18,7 +18,7 @@ from fedcore.telemetry.jsonl import JsonlSink
 from fedcore.telemetry.lm_console import LMConsole
 from fedcore.telemetry.prometheus import PrometheusSink, RunFacts
 from fedcore.telemetry.sinks import Sink
-from fedcore.telemetry.targets import Address, Listing, is_loopback, reachable
+from fedcore.telemetry.targets import Address, Listing, is_loopback, place_of, reachable
 from fedcore.telemetry.telemetry import Telemetry, to_stderr
 from fedcore.telemetry.trackers import TrackerSink
 from launcher.rundir import RunDir, storage
@@ -121,7 +121,7 @@ def _endpoint(
             config.metrics,
             place.local_rank,
             place.local_size,
-            replace(facts, info=info),
+            replace(facts, info=info, place=place_of(run.path)),
             lambda words: to_stderr(f"rank {place.rank}: {words}"),
         )
     mine = (place.rank, world.node, reachable(meter.address, socket.gethostname()))
@@ -132,8 +132,10 @@ def _endpoint(
             for words in unreachable_or_open(config.metrics, {node for _, node, _ in everyone}):
                 to_stderr(words)
             with storage(run.path):
-                shared = config.metrics.targets
-                at_end = Listing(run.targets, shared, everyone, run.path.name).withdraw
+                listing = Listing(run.targets, config.metrics.targets, everyone, run.label)
+            if listing.problem:
+                to_stderr(f"metrics.targets cannot be written, the run goes on: {listing.problem}")
+            at_end = listing.withdraw
     return meter, at_end
 
 

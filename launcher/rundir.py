@@ -65,6 +65,19 @@ class RunDir:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
+    @property
+    def label(self) -> str:
+        """What the run is called in Prometheus: its place below `runs/`, else its name.
+
+        A run of a list has the list's name before its own.
+        """
+        path = self.path.resolve()
+        names = [parent.name for parent in path.parents]
+        depth = names.index("runs") if "runs" in names else 0
+        if not depth and (path.parent / "suite.json").is_file():
+            depth = 1
+        return "/".join(path.parts[-1 - depth :])
+
     def read_summary(self) -> dict[str, Any] | None:
         """What the last run in this directory said at its end, if it ended."""
         try:

@@ -25,6 +25,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from urllib.parse import parse_qs
 
 from fedcore.errors import ConfigError
 
@@ -76,7 +77,8 @@ class Settings(Protocol):
 class Endpoint:
     """Serves `render()` at /metrics, on the first of `ports` that is free, until `close`.
 
-    given: called with the number of a page that a reader has all of. Raises `ConfigError` if none
+    given: called with the number of a page that a reader has all of. place: of this run; who asks
+    for the page of another one (`?run=`) gets none. Raises `ConfigError` if none
     of the ports can be opened, or for credentials or a certificate that cannot be used.
     """
 
@@ -87,8 +89,9 @@ class Endpoint:
         render: Callable[[], Page],
         given: Callable[[int], object] = lambda number: None,
         fresh: float = FRESH,
+        place: str = "",
     ) -> None:
-        shelf = _Shelf(render, given, fresh)
+        shelf = _Shelf(render, given, fresh, place)
         self._server = _open(settings, ports, _Door.of(settings), shelf)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(
@@ -108,11 +111,17 @@ class _Shelf:
     """The newest page, given out again for a moment."""
 
     def __init__(
-        self, render: Callable[[], Page], given: Callable[[int], object], fresh: float
+        self, render: Callable[[], Page], given: Callable[[int], object], fresh: float, place: str
     ) -> None:
-        self._render, self.given, self._fresh = render, given, fresh
+        self._render, self.given, self._fresh, self._place = render, given, fresh, place
         self._lock = threading.Lock()
         self._made, self._page = -math.inf, Page(())
+
+    def has(self, path: str) -> bool:
+        """Whether that is what is asked for: the page, and of this run."""
+        name, _, query = path.partition("?")
+        wanted = parse_qs(query).get("run", [self._place])
+        return name in ("/", "/metrics") and self._place in wanted
 
     def page(self) -> Page:
         """A page that is at most that old. Raises `TimeoutError` if none can be had."""
@@ -155,7 +164,8 @@ def _secret(path: Path) -> bytes:
     except OSError as error:
         want = f"a file that can be read ({error.strerror})"
         raise ConfigError("metrics.credentials", str(path), want, "null, or its path") from None
-    if b":" not in line or b"\n" in line:  # what it holds is not for the screen
+    user, _, password = line.partition(b":")
+    if not user or not password or b"\n" in line:  # what it holds is not for the screen
         want = "a file with one line, user:password"
         raise ConfigError("metrics.credentials", str(path), want, "printf user:password > FILE")
     return line
@@ -165,10 +175,11 @@ def _context(settings: Settings) -> ssl.SSLContext:
     assert settings.certificate is not None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(settings.certificate, settings.key)
+        # a key with a pass phrase must not ask for it on the terminal
+        context.load_cert_chain(settings.certificate, settings.key, password="")
     except OSError as error:  # of ssl as well
-        want = f"a PEM certificate and its key ({error.strerror or error})"
-        files = (str(settings.certificate), str(settings.key))
+        want = f"a PEM certificate and its key without a pass phrase ({error.strerror or error})"
+        files = " and ".join(str(f) for f in (settings.certificate, settings.key) if f)
         raise ConfigError("metrics.certificate", files, want, "null for plain HTTP") from None
     return context
 
@@ -264,8 +275,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.door.admits(self.headers.get("Authorization")):
             who = {"WWW-Authenticate": 'Basic realm="fedcore"'}
             self._answer(HTTPStatus.UNAUTHORIZED, b"metrics.credentials\n", headers=who)
-        elif self.path.partition("?")[0] not in ("/", "/metrics"):
-            self._answer(HTTPStatus.NOT_FOUND, b"/metrics\n")
+        elif not self.server.shelf.has(self.path):
+            self._answer(HTTPStatus.NOT_FOUND, b"/metrics, of this run\n")
         else:
             self._page()
 

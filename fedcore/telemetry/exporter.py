@@ -38,14 +38,20 @@ class Exporter:
     """
 
     def __init__(
-        self, config: MetricsConfig, ports: Sequence[int], numbers: Numbers, warn: Warn
+        self,
+        config: MetricsConfig,
+        ports: Sequence[int],
+        numbers: Numbers,
+        warn: Warn,
+        place: str = "",  # of the run: `targets.place_of`
     ) -> None:
-        self._config, self._numbers, self._warn = config, numbers, warn
+        self._hello = config.model_dump(mode="json") | {"place": place, "fresh": endpoint.FRESH}
+        self._numbers, self._warn = numbers, warn
         self._asked, self._read, self._read_at = 0, 0, -float("inf")
         self._heard = threading.Condition()
         self._changing = threading.Lock()  # held to start the process, and to end it for good
         self._is_closing, self._is_gone = False, False
-        self._process = _Process(config, ports)
+        self._process = _Process(self._hello, ports)
         self.port = self._process.port
         self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
         self._thread.start()
@@ -91,7 +97,7 @@ class Exporter:
                 return False
             self._process.end()
             try:
-                self._process = _Process(self._config, [self.port])
+                self._process = _Process(self._hello, [self.port])
             except ConfigError as error:
                 self._warn(f"its metrics are no longer served: {error}")
                 return False
@@ -123,7 +129,7 @@ class Exporter:
 class _Process:
     """The other process, and our end of the socket to it. Raises `ConfigError` as `Exporter`."""
 
-    def __init__(self, config: MetricsConfig, ports: Sequence[int]) -> None:
+    def __init__(self, words: dict[str, Any], ports: Sequence[int]) -> None:
         self._connection, theirs = socket.socketpair()
         with theirs:
             self.process = _start(theirs)
@@ -131,8 +137,7 @@ class _Process:
         self._connection.settimeout(PATIENCE)
         said: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):  # it is gone, or it hangs
-            words = config.model_dump(mode="json")
-            self.say(json.dumps(words | {"ports": ports, "fresh": endpoint.FRESH}))
+            self.say(json.dumps(words | {"ports": ports}))
             said = json.loads(self._in.readline())
         self._connection.settimeout(None)
         if "port" not in said:

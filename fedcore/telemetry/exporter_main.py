@@ -165,6 +165,7 @@ def serve(rank: Rank) -> None:
             rank.page,
             given=lambda number: rank.say(read=number),
             fresh=words["fresh"],
+            place=words["place"],
         )
     except ConfigError as error:
         rank.say(error=error.to_json())

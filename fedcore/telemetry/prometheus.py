@@ -53,6 +53,7 @@ class RunFacts:
     ranks: int = 1
     lambda_limit: float | None = None  # of a learned lambda
     device: torch.device = torch.device("cpu")
+    place: str = ""  # of its directory: `targets.place_of`
 
 
 @dataclass
@@ -98,7 +99,7 @@ class PrometheusSink:
         if run.lambda_limit is not None:
             self._set(c.LAMBDA_LIMIT, run.lambda_limit)
         ports = _ports(config, local_rank, local_size)
-        self._exporter = Exporter(config, ports, self.numbers, warn)
+        self._exporter = Exporter(config, ports, self.numbers, warn, run.place)
         port, wanted = self._exporter.port, config.port + local_rank
         if config.port and port != wanted:
             warn(f"metrics port {wanted} is not free; metrics are on port {port}")

@@ -15,45 +15,53 @@ Address = tuple[int, str, str]
 """Rank, node and "host:port" of an endpoint, as it is seen from outside (`reachable`)."""
 
 
+def place_of(run_dir: Path) -> str:
+    """Eight hex digits that tell runs of one name in different places apart."""
+    return hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:8]
+
+
 class Listing:
     """The files in which Prometheus finds the ranks of one run, from now on.
 
     One lies in the run directory and is an empty list after the run; the other one in a folder
     with those of all runs, since file_sd takes no pattern for folders, and goes with the run.
-    Raises `OSError`.
+    Raises `OSError` for the first one; the other one must not cost a run: `problem` says why not.
     """
 
     def __init__(
         self, run_dir_file: Path, folder: Path | None, addresses: Sequence[Address], run: str
     ) -> None:
-        self._own, self._run = run_dir_file, run
-        self._shared = None
-        write_targets(run_dir_file, addresses, run)
-        if folder is not None:
-            # two runs of one name in different places are two
-            place = hashlib.sha256(str(run_dir_file.resolve()).encode()).hexdigest()[:8]
-            self._shared = folder / f"{run}-{place}.json"
+        self._own, self._shared, self.problem = run_dir_file, Path(), ""
+        place = place_of(run_dir_file.parent)
+        write_targets(run_dir_file, addresses, run, place)
+        if folder is None:
+            return
+        self._shared = folder / f"{run.replace('/', '-')}-{place}.json"
+        try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_targets(self._shared, addresses, run)
+            write_targets(self._shared, addresses, run, place)
+        except OSError as error:
+            self.problem = f"{folder}: {error.strerror or error}"
 
     def withdraw(self) -> None:
         """No ranks are to be expected any more."""
         with contextlib.suppress(OSError):  # a full disk; they count as down
-            write_targets(self._own, [], self._run)
-            if self._shared is not None:
+            write_targets(self._own, [])
+            if self._shared.name:
                 self._shared.unlink(missing_ok=True)
 
 
-def write_targets(path: Path, addresses: Sequence[Address], run: str) -> None:
+def write_targets(path: Path, addresses: Sequence[Address], run: str = "", place: str = "") -> None:
     """Write one target a rank, labelled run, rank and node; no ranks = an empty list of targets.
 
     An empty list at the end of a run takes its ranks out of Prometheus, so that they do not count
-    as down. Raises `OSError`.
+    as down. Prometheus asks for the page of that place, and gets none from another run that has
+    the port by now: a lost rank stays lost. Raises `OSError`.
     """
     groups = [
         {
             "targets": [address],
-            "labels": {"run": run, "rank": str(rank), "node": node},
+            "labels": {"run": run, "rank": str(rank), "node": node, "__param_run": place},
         }
         for rank, node, address in sorted(addresses)
     ]

@@ -42,6 +42,7 @@ from launcher.build import check_names
             ["algorithm.rule.guard", "at most one"],
         ),
         ("metrics.port=70000", ["metrics.port", "70000", "65535"]),
+        ("metrics.key=k.pem", ["metrics.key", "k.pem", "metrics.certificate"]),
     ],
 )
 def test_a_mistake_names_key_value_and_way_out(override: str, words: list[str]) -> None:

@@ -11,6 +11,7 @@ import torch
 from fedcore.config import MetricsConfig, RunConfig
 from fedcore.server.comm import LocalComm
 from launcher.reporting import federated_info, lm_info, unreachable_or_open
+from launcher.rundir import RunDir
 from launcher.world import Place, World
 
 
@@ -52,3 +53,19 @@ def test_a_node_is_called_as_slurm_calls_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert World(place, device, LocalComm()).node == socket.gethostname()
     monkeypatch.setenv("SLURMD_NODENAME", "gpu[07]")
     assert World(place, device, LocalComm()).node == "gpu[07]"
+
+
+@pytest.mark.parametrize(
+    ("place", "label"),
+    [
+        ("runs/default-v14-s0", "default-v14-s0"),
+        ("runs/a/x", "a/x"),
+        ("runs/deep/list/x-s0", "deep/list/x-s0"),
+        ("elsewhere/x", "x"),
+        ("listed/x-s0", "listed/x-s0"),
+    ],
+)
+def test_runs_of_one_name_have_labels_of_their_own(tmp_path: Path, place: str, label: str) -> None:
+    (tmp_path / "listed").mkdir()
+    (tmp_path / "listed" / "suite.json").write_text("{}")
+    assert RunDir(tmp_path / place).label == label

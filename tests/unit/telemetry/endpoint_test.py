@@ -90,6 +90,17 @@ def test_the_page_is_at_metrics_and_packed_for_those_who_can_unpack() -> None:
         assert head.endswith(b"\r\n\r\n"), "a head has no body"
 
 
+def test_who_looks_for_another_run_finds_none() -> None:
+    found = Endpoint(MetricsConfig(), [0], lambda: page(PAGE), place="abcd1234")
+    try:
+        assert ask(found) == ask(found, "/metrics?run=abcd1234") == PAGE
+        for other in ("/metrics?run=dead", "/metrics?run=abcd1234x"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                ask(found, other)
+    finally:
+        found.close()
+
+
 def test_two_hundred_readers_at_once_are_all_served_from_one_page() -> None:
     made = []
     big = b"x" * 1_000_000
@@ -297,7 +308,7 @@ def test_credentials_keep_others_out(tmp_path: Path) -> None:
                 ask(served, Authorization=said)
 
 
-@pytest.mark.parametrize("content", [None, "no colon", "a:b\nc:d"])
+@pytest.mark.parametrize("content", [None, "no colon", "a:b\nc:d", ":hidden", "operator:"])
 def test_credentials_that_cannot_be_used_are_told_and_not_shown(
     tmp_path: Path, content: str | None
 ) -> None:
@@ -334,9 +345,23 @@ def test_tls_answers_in_tls_only(
         stuck = [raw(served) for _ in range(5)]  # who never begins the handshake
         assert ask(served, context=trusting) == PAGE
         assert is_over(raw(served, b"GET /metrics HTTP/1.1\r\n\r\n"))
-        assert threads() == 5
+        until(lambda: threads() == 5)
         monkeypatch.setattr(endpoint, "PATIENCE", 0.1)
         assert all(map(is_over, stuck)), "long before they have been silent for long"
+
+
+def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked_for_it(
+    tmp_path: Path, certificate: tuple[Path, Path]
+) -> None:
+    made, key = certificate
+    locked = tmp_path / "locked.pem"
+    words = ["-in", str(key), "-aes256", "-passout", "pass:secret", "-out", str(locked)]
+    subprocess.run(["openssl", "rsa", *words], check=True, capture_output=True)
+    with (
+        pytest.raises(ConfigError, match="without a pass phrase"),
+        serving(certificate=made, key=locked),
+    ):
+        pass
 
 
 def test_a_certificate_that_is_none_is_told(tmp_path: Path) -> None:
