@@ -218,7 +218,10 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         if len(self._since) >= self._most // 2:  # most of whom are silent: one of them goes
             self._drop_oldest()
-        if len(self._since) >= self._most:  # their threads wait for something else: enough
+        until = time.monotonic() + 0.1  # for the threads of those that are to go
+        while len(self._since) >= self._most and time.monotonic() < until:
+            time.sleep(0.005)
+        if len(self._since) >= self._most:  # they wait for something else: enough
             return self.shutdown_request(request)
         self._since[request] = time.monotonic()
         return super().process_request(request, client_address)

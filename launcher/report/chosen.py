@@ -15,7 +15,7 @@ from launcher.suite_state import state
 
 DEPTHS = ("*/", "*/*/")
 """How far below the folder of a comparison its runs lie."""
-MOST = 12  # runs on a page: so many colours can be told apart
+MOST = 16  # runs on a page: a list fits; with more the lines cannot be told apart
 
 
 def collect(paths: Sequence[Path]) -> tuple[list[Stored], list[str]]:
