@@ -124,7 +124,8 @@ def _runs() -> Panel:
 
 
 def _link(title: str, uid: str) -> dict[str, object]:
-    chosen = "var-datasource=${datasource}&var-run=${__value.raw}"
+    # a name may have a / or a +, which Grafana itself leaves as they are
+    chosen = "var-datasource=${datasource}&var-run=${__value.raw:percentencode}"
     return {"title": title, "url": f"/d/{uid}?{chosen}&${{__url_time_range}}"}
 
 

@@ -14,6 +14,7 @@ RUNS = 'run=~"$run"'
 OUTER = "q(0|0.25|0.75|1)"  # quantiles that are not a client's reading nor a median
 SHOWN = 50  # clients at most that have lines of their own
 SLOWEST = 20  # ranks at most that have
+TOGETHER = 5  # seconds within which the ranks of one attempt begin; as in alerts.yml
 
 
 def smallest(metric: str, labels: str = RUN, by: str = "run") -> str:
@@ -57,27 +58,30 @@ def each_client(metric: str, legend: str = "{{client}}", labels: str = "") -> Qu
 def status(labels: str = RUN, over: str = "") -> str:
     """The number of each run's status, from 1 on in the order of `panels.STATUSES`.
 
-    over: a range, for runs that are over: what they were when last seen.
+    over: a range, for runs that are over: what their newest attempt was when last seen.
     """
-    if over:  # an earlier attempt may have ended otherwise: only where no rank is up now
-        last = status_of(labels, "last_over_time(", f"[{over}])")
-        return f"{status(labels)} or {last}"
-    return status_of(labels, "", "")
-
-
-def status_of(labels: str, before: str, after: str) -> str:
-    """`status` of readings with a function around them."""
-    coded = (
+    before, after = ("last_over_time(", f"[{over}])") if over else ("", "")
+    coded = " or ".join(
         f'{i} * {before}fedcore_run_status{{{labels}, status="{name}"}}{after}'
         for i, name in enumerate(STATUSES, 1)
     )
-    return f"max by (run) ({' or '.join(coded)})"
+    return f"max by (run) ({of_newest_attempt(coded, over) if over else coded})"
 
 
 def latest(metric: str, labels: str = RUNS) -> str:
-    """A run-wide reading as of now, or as last seen."""
-    ended = f"max by (run) (last_over_time({metric}{{{labels}}}[$__range]))"
-    return f"max by (run) ({metric}{{{labels}}}) or {ended}"
+    """A run-wide reading as of now, or as last seen in the run's newest attempt."""
+    last = f"last_over_time({metric}{{{labels}}}[$__range])"
+    return f"max by (run) ({of_newest_attempt(last, '$__range')})"
+
+
+def of_newest_attempt(readings: str, over: str) -> str:
+    """Readings of the ranks that began last in their run, seen within a range or not.
+
+    An attempt on other ports has series of its own, beside which those of earlier ones stay.
+    """
+    began = f"last_over_time(fedcore_start_time_seconds{{{RUNS}}}[{over}])"
+    newest = f"{began} > on (run) group_left () max by (run) ({began}) - {TOGETHER}"
+    return f"({readings}) and on (instance, run, rank) ({newest})"
 
 
 def rate(metric: str, by: str = "run", labels: str = RUN) -> str:
@@ -91,7 +95,10 @@ def duration(metric: str, by: str, labels: str = RUN) -> str:
 
 
 def beside(expression: str, kind: str) -> str:
-    """A reading by run with its algorithm as a label, of the runs of the algorithms chosen."""
+    """A reading by run with its algorithm as a label, of the runs of the algorithms chosen.
+
+    Runs of one name have one line, under one of their algorithms: two would be an error for all.
+    """
     chosen = f'kind="{kind}", algorithm=~"$algorithm"'
-    info = f"max by (run, algorithm) (fedcore_run_info{{{chosen}}})"
+    info = f"topk by (run) (1, max by (run, algorithm) (fedcore_run_info{{{chosen}}}))"
     return f"topk({SLOWEST}, ({expression}) * on (run) group_left (algorithm) {info})"

@@ -58,16 +58,30 @@ def _is_ready(url: str) -> bool:
 def test_a_cause_holds_back_its_effect_in_its_own_run_alone(
     url: str, cause: dict[str, str], effect: dict[str, str], tmp_path: Path
 ) -> None:
-    here, there = tmp_path.name, f"not-{tmp_path.name}"
+    here, there = f"list/{tmp_path.name}", f"not-{tmp_path.name}"
     told = [{**cause, "run": here}, {**effect, "run": here}, {**effect, "run": there}]
-    body = json.dumps([{"labels": labels} for labels in told]).encode()
+    _tell(url, told)
+    wanted = ["active", "suppressed", "active"]
+    wait_for(lambda: _states(url, told) == wanted, f"{wanted} of {told}", limit=20)
+
+
+def test_a_lost_rank_hides_neither_a_divergence_nor_a_failure(url: str, tmp_path: Path) -> None:
+    """Each says something of its own. The fourth shows that inhibitions are at work by then."""
+    names = ("RankDown", "RunDiverged", "RunFailed", "NoProgress")
+    told = [{"alertname": name, "run": tmp_path.name} for name in names]
+    _tell(url, told)
+    wanted = ["active", "active", "active", "suppressed"]
+    wait_for(lambda: _states(url, told) == wanted, f"{wanted} of {told}", limit=20)
+
+
+def _tell(url: str, alerts: list[dict[str, str]]) -> None:
+    body = json.dumps([{"labels": labels} for labels in alerts]).encode()
     kind = {"Content-Type": "application/json"}
     urllib.request.urlopen(urllib.request.Request(f"{url}/api/v2/alerts", body, kind), timeout=10)
 
-    def states() -> list[str | None]:
-        with urllib.request.urlopen(f"{url}/api/v2/alerts", timeout=10) as answer:
-            found = [(a["labels"], a["status"]["state"]) for a in json.load(answer)]
-        return [next((s for labels, s in found if labels == one), None) for one in told]
 
-    wanted = ["active", "suppressed", "active"]
-    wait_for(lambda: states() == wanted, f"{wanted} of {told}", limit=20)
+def _states(url: str, alerts: list[dict[str, str]]) -> list[str | None]:
+    """Active, suppressed, or None while one is not known."""
+    with urllib.request.urlopen(f"{url}/api/v2/alerts", timeout=10) as answer:
+        found = [(a["labels"], a["status"]["state"]) for a in json.load(answer)]
+    return [next((s for labels, s in found if labels == one), None) for one in alerts]

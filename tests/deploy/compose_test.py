@@ -50,6 +50,14 @@ def test_the_image_has_what_the_trainer_starts() -> None:
     assert all((context / name).exists() for name in copied)
 
 
+def test_the_image_is_built_from_whatever_index_pip_knows() -> None:
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    assert not re.search(r"://|\.(org|com)\b", text)
+    [default] = re.findall(r"^ARG INSTALL_ARGS=(.*)$", text, re.M)
+    assert default == '""'
+    assert re.search(r"^RUN pip install .*\$INSTALL_ARGS \.$", text, re.M)
+
+
 def test_only_this_machine_reaches_any_port() -> None:
     ports = [p for service in SERVICES.values() for p in service.get("ports", [])]
     assert ports
@@ -66,6 +74,15 @@ def test_grafana_finds_what_is_provisioned() -> None:
     source = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text())
     variable = source["datasources"][0]["url"].strip("${}")
     assert SERVICES["grafana"]["environment"][variable] == "http://prometheus:9090"
+
+
+def test_grafana_knows_how_often_prometheus_scrapes() -> None:
+    """$__rate_interval is four times what it knows: too short a one leaves gaps."""
+    source = yaml.safe_load((PROVISIONING / "datasources" / "prometheus.yml").read_text())
+    prometheus = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    known = source["datasources"][0]["jsonData"]["timeInterval"]
+    assert known == prometheus["global"]["scrape_interval"]
+    assert all("scrape_interval" not in job for job in prometheus["scrape_configs"])
 
 
 def test_volumes_are_declared() -> None:
