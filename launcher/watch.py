@@ -27,6 +27,7 @@ from launcher.watch_run import ListFollower, RunFollower, Taker, follower
 
 COLOURS = {"running": "cyan", "completed": "green", "diverged": "red", "failed": "red"}
 ROWS = 7  # of a list, around the run that is on
+SILENT = 120.0  # seconds without a line after which a log says so
 TALL = 10_000  # lines of a picture that is not cut
 
 
@@ -65,6 +66,9 @@ def lines(path: Path, stream: TextIO, every: float) -> None:
             if not waited and isinstance(followed, RunFollower) and followed.taker is None:
                 print(f"waiting for {followed.run.metrics}", file=stream, flush=True)
                 waited = True
+            run = followed.current if isinstance(followed, ListFollower) else followed
+            if run and not run.is_over() and isinstance(run.taker, Lines):
+                run.taker.tell_silence(time.time())
     print(end_of(followed), file=stream, flush=True)
 
 
@@ -87,9 +91,19 @@ class Lines:
         self._clients: list[Event] = []
         self._sink: ConsoleSink | LMConsole | None = None
         self._is_lm = lm
+        self._last, self._told = time.time(), False  # of the last line; that none came for long
+
+    def tell_silence(self, now: float) -> None:
+        """Say once that nothing has come for long."""
+        silence = now - self._last
+        if silence > SILENT and not self._told:
+            self._told = True
+            words = f"no line for {silence:,.0f} s: it takes long, or was killed"
+            print(words, file=self._stream, flush=True)
 
     def take(self, event: Event) -> None:
         """The next event; a round is shown once it is whole."""
+        self._last, self._told = event.time, False
         if isinstance(event, ClientEvent):
             self._clients.append(event)
             return

@@ -217,6 +217,20 @@ def test_no_terminal_gets_the_lines_of_a_log(run: Path) -> None:
     assert all(c == "\n" or c.isprintable() for c in stream.getvalue())
 
 
+def test_a_log_says_once_when_nothing_comes_for_long(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "SILENT", 0.2)
+    stream = io.StringIO()
+    thread = threading.Thread(target=watch.main, args=(run, stream, 0.05, False))
+    thread.start()
+    time.sleep(0.5)
+    end(run)
+    thread.join(5)
+    lines = stream.getvalue().splitlines()
+    assert sum("it takes long, or was killed" in line for line in lines) == 1
+
+
 def test_a_run_is_awaited_followed_and_ends(tmp_path: Path) -> None:
     run, stream = tmp_path / "run", io.StringIO()
     run.mkdir()
