@@ -245,7 +245,7 @@ def test_lines_that_lack_nearly_everything_still_make_a_page(tmp_path: Path) -> 
         "bare": [{"event": "client", "round": 0, "client": 3}, {"event": "client"}],
         "rounds": [{"event": "round", "round": 1, "accuracy": {}, "lambda_exploded": 2}],
         "null": [{**client_event(0, 0).record(), "base_loss": None, "lambda_raw": None}],
-        "lm": [{"event": "lm_step", "step": 5}, {"event": "lm_eval", "loss": 3.0}],
+        "lm": [{"event": "lm_step", "step": 5}, {"event": "lm_eval", "step": 5, "loss": 3.0}],
         "unplaced": [{"event": "round", "round": "x"}, round_event(0).record()],
     }
     for name, records in odd.items():

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,12 @@ def test_lines_with_fields_of_other_types_are_passed_over(
         file.write(json.dumps(record) + "\n")
     assert shown(run).splitlines()[:3] == before.splitlines()[:3]
     assert logged(run) == log
+
+
+def test_a_run_without_rounds_and_configuration_still_has_its_lines(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [client_event(0), replace(round_event(1), rounds=0)])
+    end(run)
+    assert "round 2/0" in logged(run)
 
 
 def logged(run: Path) -> str:
