@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -164,8 +163,8 @@ KINDS: dict[str, tuple[type[Event], ...]] = {
 }
 """By `event` of a line; a warning or resumption is of the kind whose fields it has."""
 
-LARGEST = 2**63  # no count is as large as that
-MOST = sys.float_info.max  # a number, also one without a point
+LARGEST = 2**53  # no count is as large as that, above which floats are not exact
+MOST = 1e300  # no number is larger: where one ends a picture, there is room for its margins
 LATEST = 253402300800.0  # unix seconds: the year 10000, which no calendar here can name
 
 
@@ -176,7 +175,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST
 
 
 def _are_numbers(value: Any) -> bool:

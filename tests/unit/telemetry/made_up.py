@@ -130,7 +130,7 @@ ODD: tuple[tuple[Callable[..., Event], list[tuple[str, Any]]], ...] = (
     ),
     (round_event, [("accuracy", [0.5]), ("accuracy", {"averaged": "x"}), ("accuracy", None)]),
     (round_event, [("rounds", None), ("bytes_communicated", None), ("bytes_communicated", 1.5)]),
-    (round_event, [("seconds", "x"), ("prototype_std", 10**400), ("prototype_std", math.inf)]),
+    (round_event, [("seconds", "x"), ("prototype_std", 10**400), ("prototype_std", 1.7e308)]),
     (round_event, [("time", "x"), ("time", 1e18), ("time", -1.0), ("lambda_exploded", [1])]),
     (lambda: WarningEvent(0, "hot"), [("message", 3), ("message", None), ("round", "x")]),
     (lambda: ResumeEvent(0, "x"), [("checkpoint", []), ("round", {})]),
