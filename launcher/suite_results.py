@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import ConfigError
+from fedcore.telemetry.events import fits
 from fedcore.telemetry.jsonl import last_of_each, read_events
 from launcher.suite_state import COMPLETED, FAILED, NAME, State, state
 
@@ -44,7 +45,7 @@ class Trial:
     def events(self) -> list[dict[str, Any]]:
         """Its lines of metrics.jsonl; a repeated one counts as it was last."""
         file = self.run_dir / "metrics.jsonl"
-        return last_of_each(read_events(file)) if file.is_file() else []
+        return last_of_each(filter(fits, read_events(file))) if file.is_file() else []
 
     def curve(self, kind: str) -> tuple[Array, Array]:
         """Tokens [n] and losses [n], of `lm_step` (training) or `lm_eval` (held-out) lines."""

@@ -24,7 +24,7 @@ from launcher.watch_parts import (
     sparkline,
     spread_row,
 )
-from launcher.words import number
+from launcher.words import number, size
 
 SPREAD = {
     "lambda_effective": "lambda effective",
@@ -159,12 +159,3 @@ def foremost_of(clients: Sequence[ClientEvent], count: int) -> list[ClientEvent]
     """Those with the largest lambda that is known, the largest first."""
     known = [c for c in clients if math.isfinite(c.lambda_effective)]
     return nlargest(count, known, key=lambda c: c.lambda_effective)
-
-
-def size(count: float) -> str:
-    """Bytes in the unit that suits them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{number(count)} {unit}"
-        count /= 1000
-    return f"{number(count)} TB"

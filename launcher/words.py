@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 
@@ -48,13 +48,18 @@ def moment(unix: float) -> str:
 
 def ranges(numbers: Iterable[int], most: int = 8) -> str:
     """Whole numbers with runs of them joined: 1-3, 7; beyond `most` parts how many are left."""
-    parts: list[list[int]] = []
+    parts: list[tuple[int, int]] = []
     for n in sorted(set(numbers)):
-        if parts and n == parts[-1][-1] + 1:
-            parts[-1][1:] = [n]
+        if parts and n == parts[-1][1] + 1:
+            parts[-1] = (parts[-1][0], n)
         else:
-            parts.append([n])
-    words = ["-".join(map(str, part)) for part in parts[:most]]
+            parts.append((n, n))
+    return spans(parts, most)
+
+
+def spans(parts: Sequence[tuple[int, int]], most: int = 8) -> str:
+    """The same of the first and last number of each run."""
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in parts[:most]]
     return ", ".join(words) + (f" and {len(parts) - most} more" if len(parts) > most else "")
 
 

@@ -46,9 +46,9 @@ DOORS = {
     "PIL": {"data_shards.sources.tiny_imagenet"},
     "deepspeed": {"fedcore.lm.engine_deepspeed"},
     "tokenizers": {"data_shards.text.tokenizers"},
-    "accelerate": {"fedcore.lm.engine_accelerate", "fedcore.telemetry.trackers"},
-    "wandb": {"fedcore.telemetry.trackers"},
-    "mlflow": {"fedcore.telemetry.trackers"},
+    "accelerate": {"fedcore.lm.engine_accelerate", "fedcore.telemetry.tracker_kinds"},
+    "wandb": {"fedcore.telemetry.tracker_kinds"},
+    "mlflow": {"fedcore.telemetry.tracker_kinds"},
 }
 
 

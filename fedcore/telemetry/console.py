@@ -89,7 +89,7 @@ class ConsoleSink:
 
 def shown(round: int, rounds: int) -> bool:
     """Whether a log shows this round: the first, the last, and about LINES in all."""
-    stride = math.ceil(rounds / LINES)
+    stride = max(1, math.ceil(rounds / LINES))
     return round in (0, rounds - 1) or (round + 1) % stride == 0
 
 

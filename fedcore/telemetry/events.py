@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -162,12 +163,55 @@ KINDS: dict[str, tuple[type[Event], ...]] = {
 }
 """By `event` of a line; a warning or resumption is of the kind whose fields it has."""
 
-_FIELDS = {
-    kind: {f.name: str(f.type) == "float" for f in fields(kind)}
-    for kinds in KINDS.values()
-    for kind in kinds
+LARGEST = 2**53  # no count is as large as that, above which floats are not exact
+MOST = 1e300  # no number is larger: where one ends a picture, there is room for its margins
+LATEST = 253402300800.0  # unix seconds: the year 10000, which no calendar here can name
+
+
+def _is_number(value: Any) -> bool:
+    # of ints float() may fail, hence no isfinite; null is what was not finite
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (is_one and abs(value) <= MOST)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+_SHAPES: dict[str, Callable[[Any], bool]] = {
+    "int": _is_count,
+    "float": _is_number,
+    "float | None": _is_number,
+    "str": lambda value: isinstance(value, str),
+    "dict[str, float]": _are_numbers,
 }
-"""Of each kind its fields, and whether each must be a number."""
+"""What JSON has to hold, by the type of a field."""
+
+_FIELDS = {
+    kind: {f.name: str(f.type) for f in fields(kind)} for kinds in KINDS.values() for kind in kinds
+}
+"""Of each kind its fields, and the type of each."""
+
+_PLACES = dict.fromkeys(("round", "step", "client"), "int")  # of whatever kind, where it is said
+
+
+def fits(record: dict[str, Any]) -> bool:
+    """Whether a line is of a known kind, and what it has of that kind's fields is of their types.
+
+    Fields may be missing: an earlier version did not write them.
+    """
+    kinds = KINDS.get(str(record.get("event")), ())
+    return bool(kinds) and all(_fits(record, _PLACES | _FIELDS[kind]) for kind in kinds)
+
+
+def _fits(record: dict[str, Any], wanted: dict[str, str]) -> bool:
+    there = ((record[name], of) for name, of in wanted.items() if name in record)
+    at = record.get("time", 0.0)
+    return all(_SHAPES[of](value) for value, of in there) and at is not None and 0 <= at < LATEST
 
 
 def from_record(record: dict[str, Any]) -> Event | None:
@@ -177,14 +221,14 @@ def from_record(record: dict[str, Any]) -> Event | None:
     """
     for kind in KINDS.get(str(record.get("event")), ()):
         wanted = _FIELDS[kind]
-        if wanted.keys() <= record.keys():
-            return kind(**{name: _read(record[name], exact) for name, exact in wanted.items()})
+        if wanted.keys() <= record.keys() and _fits(record, wanted):
+            return kind(**{name: _read(record[name], of) for name, of in wanted.items()})
     return None
 
 
-def _read(value: Any, is_number: bool) -> Any:
+def _read(value: Any, of: str) -> Any:
     """A number is NaN where JSON had null, also within an object of numbers."""
-    if value is None and is_number:
+    if value is None and of == "float":
         return math.nan
     if isinstance(value, dict) and None in value.values():
         return {key: math.nan if inner is None else inner for key, inner in value.items()}

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import ConfigError
+from fedcore.telemetry.events import fits
 from fedcore.telemetry.jsonl import last_of_each, read_events
 
 Array = npt.NDArray[np.float64]
@@ -37,7 +38,8 @@ class History:
         path = run_dir / "metrics.jsonl"
         if not path.is_file():
             raise ConfigError("RUN", str(run_dir), "a run directory with metrics.jsonl", "runs/...")
-        found = cls.of_records(run_dir.resolve().name, last_of_each(read_events(path)))
+        records = last_of_each(filter(fits, read_events(path)))
+        found = cls.of_records(run_dir.resolve().name, records)
         if not found.clients:
             raise ConfigError("RUN", str(run_dir), "a run with a finished round", "again later")
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fedcore.telemetry.events import Event
 
@@ -19,6 +19,18 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """No more events will come."""
+
+
+PATIENCE = 20.0  # seconds for all slow sinks of a run together to take its last events
+HURRY = 3.0  # the same of a run that was stopped or lost: there may be seconds until SIGKILL
+
+
+@runtime_checkable
+class SlowSink(Sink, Protocol):
+    """A sink with a thread of its own, that may need a while for the last events."""
+
+    def ending(self, deadline: float) -> None:
+        """No more events will come; `close` waits until then at most (`time.monotonic`)."""
 
 
 class Meter(Sink, Protocol):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 
 from fedcore.errors import CollectiveError, FedError, Stopped, Unexpected
 from fedcore.telemetry.events import ClientEvent, Event, LMClientEvent, WarningEvent
-from fedcore.telemetry.sinks import Meter, Sink, Warn
+from fedcore.telemetry.sinks import HURRY, PATIENCE, Meter, Sink, SlowSink, Warn
 
 
 def to_stderr(words: str) -> None:
@@ -89,13 +90,25 @@ class Telemetry:
         orderly = error is None or isinstance(error, FedError)
         orderly = orderly and not isinstance(error, CollectiveError | Unexpected)
         wait = orderly and not isinstance(error, Stopped)  # there may be seconds until SIGKILL
+        self._ending(PATIENCE if wait else HURRY)  # they end while the meter is read
         self._measure(lambda meter: meter.ended(status, wait))
-        self.close()
+        self._close()
         if orderly and self._at_end:
             self._at_end()
 
-    def close(self) -> None:
-        """Close all sinks, even when one of them fails to."""
+    def close(self, patience: float = PATIENCE) -> None:
+        """Close all sinks, even when one of them fails to; the slow ones have so many seconds."""
+        self._ending(patience)
+        self._close()
+
+    def _ending(self, patience: float) -> None:
+        """Tell all slow sinks, before any is waited for."""
+        deadline = time.monotonic() + patience
+        for sink in self.sinks:
+            if isinstance(sink, SlowSink):
+                self._attempt(sink, lambda sink=sink: sink.ending(deadline))  # type: ignore[misc]
+
+    def _close(self) -> None:
         for sink in self.sinks:
             self._attempt(sink, sink.close)
         self._measure(lambda meter: meter.close())

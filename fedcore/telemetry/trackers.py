@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
-import os
 import queue
 import threading
-import uuid
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,11 +28,13 @@ from fedcore.telemetry.events import (
     LMStepEvent,
     RoundEvent,
 )
+from fedcore.telemetry.sinks import PATIENCE
+from fedcore.telemetry.tracker_kinds import DEFAULTS, TRACKERS, Kept, Opened, turn
 
 Readings = dict[str, float]
 WAITING = 1000  # readings that wait for a slow tracker, at most; the oldest are given up
-PATIENCE = 20.0  # seconds for a tracker to take its last readings at the end of the run
 PLACES = ("time", "round", "rounds", "step", "steps", "progress")  # fields that are no reading
+PLAIN = (bool, int, float, str)
 OF_CLIENTS = ("base_loss", "align_loss", "lambda_raw", "lambda_effective", "lambda_equilibrium")
 
 
@@ -61,6 +61,7 @@ class TrackerSink:
         self._queue = queue.Queue[tuple[str, int, Readings] | None](WAITING)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None  # to be raised by the next call
+        self._deadline: float | None = None  # of the last readings, once no more will come
 
     def write(self, events: Sequence[Event]) -> None:
         """Hand the readings of these events over; raises what the thread met since then."""
@@ -71,13 +72,21 @@ class TrackerSink:
             self._put(item)
         self._raise()
 
-    def close(self) -> None:
-        """Wait for what is handed over, up to `PATIENCE` seconds."""
+    def ending(self, deadline: float) -> None:
+        """No more events will come; `close` waits until then at most (`time.monotonic`)."""
+        self._deadline = deadline
         if self._thread is not None:
             self._put(None)
-            self._thread.join(PATIENCE)
+
+    def close(self) -> None:
+        """Wait for what is handed over, up to the deadline; `PATIENCE` seconds if none was told."""
+        if self._deadline is None:
+            self.ending(time.monotonic() + PATIENCE)
+        assert self._deadline is not None
+        if self._thread is not None:
+            self._thread.join(max(0.0, self._deadline - time.monotonic()))
             if self._thread.is_alive():
-                raise TimeoutError(f"{self.name} took no more readings for {PATIENCE:g} s")
+                raise TimeoutError(f"{self.name} did not take its last readings in time")
         self._raise()
 
     def _put(self, item: tuple[str, int, Readings] | None) -> None:
@@ -96,61 +105,47 @@ class TrackerSink:
 
     def _work(self) -> None:
         """The thread: open, log, close. What cannot be opened is not tried again."""
-        tracker: Any = None
+        opened: Opened | None = None
         try:
             kept = Kept(self.folder / f"{self.name}.json")
-            tracker = self._open(kept)
+            with turn(self.name, DEFAULTS.get(self.name, {})):
+                opened = self._open(kept)
         except Exception as error:
             self._error = error
         while (item := self._queue.get()) is not None:
-            if tracker is not None:
-                self._attempt(lambda item=item: self._log(tracker, kept, *item))  # type: ignore[misc]
-        if tracker is not None:
-            self._attempt(tracker.finish)
+            if opened is not None:
+                self._attempt(opened, lambda item=item: self._log(opened.tracker, kept, *item))  # type: ignore[misc]
+        if opened is not None:
+            self._attempt(opened, opened.tracker.finish)
 
-    def _attempt(self, act: Callable[[], None]) -> None:
+    def _attempt(self, opened: Opened, act: Callable[[], None]) -> None:
         try:
-            act()
+            with turn(self.name):
+                opened.before()
+                act()
         except Exception as error:
             self._error = error
 
-    def _open(self, kept: Kept) -> Any:
+    def _open(self, kept: Kept) -> Opened:
         """The tracker, started; a new run of it gets the configuration."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        tracker = TRACKERS[self.name](self, kept)
+        opened = TRACKERS[self.name](self.folder, self.run, kept)
+        opened.before()
+        tracker = opened.tracker
         tracker.main_process_only = False  # else it asks accelerate which process this is
         tracker.start()
         if self.name == "mlflow":
             kept.id = tracker.tracker.info.run_id
         if kept.is_new:
-            tracker.store_init_configuration(self._config)
+            opened.configure(self._config)
             kept.save()
-        return tracker
+        return opened
 
     def _log(self, tracker: Any, kept: Kept, kind: str, step: int, values: Readings) -> None:
         if step > kept.last.get(kind, -1):
             tracker.log(values, step=step)
             kept.last[kind] = step
             kept.save()
-
-
-PLAIN = (bool, int, float, str)
-
-
-class Kept:
-    """What is kept for a resumption: the tracker's name for the run, the last step of each kind."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.is_new = path, not path.is_file()
-        kept = {} if self.is_new else json.loads(path.read_text(encoding="utf-8"))
-        self.id: str | None = kept.get("id")
-        self.last: dict[str, int] = kept.get("last", {})
-
-    def save(self) -> None:
-        """Replace the file."""
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps({"id": self.id, "last": self.last}), encoding="utf-8")
-        part.replace(self.path)
 
 
 def readings(events: Sequence[Event], per_client_limit: int) -> Iterator[tuple[str, int, Readings]]:
@@ -203,62 +198,3 @@ def over_clients(
             shown |= {f"client_{client}": value for client, value in values.items()}
         found |= {f"{prefix}{name}/{key}": value for key, value in shown.items()}
     return found
-
-
-def _tracking() -> Any:
-    """accelerate.tracking, which must not ask accelerate's state.
-
-    That state would join the ranks and choose a device by itself; its logger raises without it.
-    """
-    from accelerate import tracking
-
-    tracking.logger = _Log(logging.getLogger("accelerate.tracking"), {})
-    return tracking
-
-
-class _Log(logging.LoggerAdapter[logging.Logger]):
-    """The standard library's logger, with the one more method that trackers call."""
-
-    def warning_once(self, words: str) -> None:
-        """A warning; trackers of numbers have no cause for many."""
-        self.warning(words)
-
-
-def _tensorboard(sink: TrackerSink, kept: Kept) -> Any:
-    return _tracking().TensorBoardTracker("tensorboard", logging_dir=sink.folder)
-
-
-def _wandb(sink: TrackerSink, kept: Kept) -> Any:
-    """Offline unless WANDB_MODE says otherwise; `wandb sync` sends the parts of a resumed run."""
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    import wandb
-
-    mode = os.environ.get("WANDB_MODE", "offline")
-    kept.id = os.environ.get("WANDB_RUN_ID", kept.id or uuid.uuid4().hex[:8])
-    return _tracking().WandBTracker(
-        os.environ.get("WANDB_PROJECT", "fedcore"),
-        id=kept.id,
-        name=os.environ.get("WANDB_NAME", sink.run),
-        dir=os.environ.get("WANDB_DIR", str(sink.folder)),
-        mode=mode,
-        resume=None if mode == "offline" else "allow",
-        settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
-    )
-
-
-def _mlflow(sink: TrackerSink, kept: Kept) -> Any:
-    """A folder of files unless MLFLOW_TRACKING_URI says otherwise."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow-skinny has no database
-    import mlflow
-
-    here = (sink.folder / "mlflow").as_uri()
-    mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or here)
-    return _tracking().MLflowTracker("fedcore", run_id=kept.id, run_name=sink.run)
-
-
-TRACKERS: dict[str, Callable[[TrackerSink, Kept], Any]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fedcore.telemetry.plots import (
     BLUE,
@@ -20,9 +19,6 @@ from launcher.report.draw import (
 from launcher.report.section import Picture, Section, Table
 from launcher.report.stored import Stored
 from launcher.words import percent
-
-if TYPE_CHECKING:  # loaded on use: it takes half a second
-    pass
 
 
 def readouts(runs: Runs) -> list[str]:

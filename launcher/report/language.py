@@ -118,7 +118,8 @@ def _evaluation(run: Stored) -> list[str]:
     last = run.events("lm_step")[-1]
     at, held = evals(run, "loss")
     best = f"{held.min():.4f} ({at[held.argmin()]:.0f})" if len(held) else "-"
-    ends = [number(evals(run, key)[1][-1]) if len(held) else "-" for key in PER_TOKEN]
+    known = [evals(run, key)[1] for key in PER_TOKEN]
+    ends = [number(values[-1]) if len(values) else "-" for values in known]
     losses = [_four(steps(run, "loss")[1]), _four(held)]
     return [run.name, f"{last['step']:,}", f"{last.get('tokens') or 0:,}", *losses, best, *ends]
 

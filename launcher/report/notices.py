@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from fedcore.telemetry.history import Array
 from launcher.report.stored import LM, Record, Stored
-from launcher.words import count, duration, moment, named, number, ranges
+from launcher.words import count, duration, moment, named, number, ranges, spans
 
 SLOW = 0.5  # share of the median throughput below which a round is told
 LOSSES = ("base_loss", "align_loss", "lambda_raw", "lambda_effective", "gradient_norm")
@@ -68,10 +69,13 @@ def _place(event: Record) -> int:
 
 
 def progress(run: Stored) -> Iterator[str]:
-    """Resumes, and rounds or steps that were lost and done again or are missing."""
+    """Resumes, lines left out, and rounds or steps that were lost and done again."""
     for event in run.events("resume"):
         at, unit = _place(event), "step" if "step" in event else "round"
         yield f"the run went on at {unit} {at} from {event.get('checkpoint')}"
+    if run.unread:
+        lines = count(run.unread, "line")
+        yield f"{lines} of metrics.jsonl left out: of no kind known here, or not of its shape"
     if run.repeated:
         unit, shift = ("step", 0) if run.kind == LM else ("round", 1)
         twice = named(unit, (n + shift for n in run.repeated))
@@ -87,10 +91,16 @@ def findings(run: Stored) -> Iterator[str]:
     yield from _classes(run)
     yield from _not_finite(run)
     yield from slow(*run.history.per_round("samples_per_second"), "round", "samples/s")
-    rounds = {r["round"] for r in run.history.rounds}
-    gaps = set(range(max(rounds, default=-1) + 1)) - rounds
+    gaps = _gaps(r["round"] for r in run.history.rounds)
     if gaps:
-        yield f"metrics.jsonl has no line of {named('round', (n + 1 for n in gaps))}"
+        unit = "round" if len(gaps) == 1 and gaps[0][0] == gaps[0][1] else "rounds"
+        yield f"metrics.jsonl has no line of {unit} {spans(gaps)}"
+
+
+def _gaps(rounds: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and last of those missing in a row, counted from 1; few of even a huge number."""
+    there = sorted({-1, *(n for n in rounds if n >= 0)})
+    return [(before + 2, n) for before, n in pairwise(there) if n > before + 1]
 
 
 def _exploded(run: Stored) -> Iterator[str]:

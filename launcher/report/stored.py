@@ -15,6 +15,7 @@ from fedcore.checkpoint import Checkpoint, Tensors, candidates
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, FedError
 from fedcore.registry import nearest
+from fedcore.telemetry.events import fits
 from fedcore.telemetry.history import History
 from fedcore.telemetry.jsonl import last_of_each, read_events
 from launcher.rundir import RunDir
@@ -35,6 +36,7 @@ class Stored:
     name: str  # as the page calls it: no other run on it has that name
     records: list[Record]  # of metrics.jsonl; a repeated one as it was last
     repeated: list[int]  # rounds or steps that stand there more than once, as counted there
+    unread: int  # lines left out: of no known kind, or not of its shape
     said: Record  # config.yaml, nested; empty if it cannot be read
     config: RunConfig | None  # the same, if this fedcore understands it
     environment: Record
@@ -47,7 +49,8 @@ class Stored:
             beside = [p.name for p in run_dir.parent.glob("*") if p.is_dir()]
             way_out = nearest(run_dir.name, beside) if beside else "runs/..."
             raise ConfigError("RUN", str(run_dir), "a run directory", way_out)
-        lines = _lines(run_dir)
+        there = _lines(run_dir)
+        lines = [r for r in there if _is_placed(r)]
         found = state(run_dir)
         if not any(r.get("event") in SHOWN for r in lines):
             raise ConfigError("RUN", str(run_dir), _nothing(found), _way_out(found))
@@ -55,7 +58,8 @@ class Stored:
         environment = _mapping(run_dir / "environment.json")
         config, name = _understood(said), run_dir.resolve().name or "run"
         last, twice = last_of_each(lines), _repeated(lines)
-        return cls(run_dir, name, last, twice, said, config, environment, found)
+        unread = len(there) - len(lines)
+        return cls(run_dir, name, last, twice, unread, said, config, environment, found)
 
     @property
     def kind(self) -> str:
@@ -119,20 +123,19 @@ class Stored:
 
 
 def _lines(run_dir: Path) -> list[Record]:
-    """Lines of metrics.jsonl that can be placed; none if the file is not there."""
+    """Lines of metrics.jsonl; none if the file is not there."""
     file = RunDir(run_dir).metrics
     try:
-        return [r for r in read_events(file) if _is_placed(r)] if file.is_file() else []
+        return read_events(file) if file.is_file() else []
     except OSError as error:
         want = f"a run whose metrics.jsonl can be read ({error.strerror})"
         raise ConfigError("RUN", str(run_dir), want, "chmod, or another copy") from None
 
 
 def _is_placed(record: Record) -> bool:
-    """Whether a record says in numbers where it belongs, if its kind belongs somewhere."""
+    """Whether a record has its kind's shape and says where it belongs, if it belongs somewhere."""
     place = PLACED.get(str(record.get("event")))
-    said = [record[key] for key in ("round", "step", "client") if key in record]
-    return all(isinstance(n, int) for n in said) and (place is None or place in record)
+    return fits(record) and (place is None or place in record)
 
 
 def _repeated(lines: Sequence[Record]) -> list[int]:

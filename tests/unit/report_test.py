@@ -23,6 +23,7 @@ from fedcore.errors import ConfigError, StorageError
 from fedcore.objective.anchors import ANCHORS
 from fedcore.server.comm import LocalComm
 from fedcore.telemetry.events import Event, ResumeEvent, WarningEvent
+from fedcore.telemetry.history import History
 from fedcore.telemetry.jsonl import last_of_each, read_events
 from launcher.commands import app
 from launcher.page import write_page
@@ -40,6 +41,7 @@ from launcher.words import duration, ranges, size
 from tests.unit.telemetry.made_up import (
     client_event,
     eval_event,
+    odd_records,
     recorded,
     round_event,
     step_event,
@@ -243,7 +245,7 @@ def test_lines_that_lack_nearly_everything_still_make_a_page(tmp_path: Path) -> 
         "bare": [{"event": "client", "round": 0, "client": 3}, {"event": "client"}],
         "rounds": [{"event": "round", "round": 1, "accuracy": {}, "lambda_exploded": 2}],
         "null": [{**client_event(0, 0).record(), "base_loss": None, "lambda_raw": None}],
-        "lm": [{"event": "lm_step", "step": 5}, {"event": "lm_eval", "loss": 3.0}],
+        "lm": [{"event": "lm_step", "step": 5}, {"event": "lm_eval", "step": 5, "loss": 3.0}],
         "unplaced": [{"event": "round", "round": "x"}, round_event(0).record()],
     }
     for name, records in odd.items():
@@ -259,6 +261,25 @@ def test_lines_that_lack_nearly_everything_still_make_a_page(tmp_path: Path) -> 
     assert "nan" not in found.text.lower().split()
     # runs of both kinds have a part of the page each
     assert found.text.index("Federated runs") < found.text.index("Language models")
+
+
+def test_lines_with_fields_of_other_types_are_left_out_and_counted(tmp_path: Path) -> None:
+    good = {"federated": whole_run(2, 3), "lm": [step_event(100), step_event(200), eval_event(200)]}
+    for name, events in good.items():
+        folder = stored(tmp_path / name, events)
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(record) + "\n" for record in odd_records())
+        assert [*Stored.of(folder).records] == [json.loads(json.dumps(e.record())) for e in events]
+    text = Page(report([tmp_path / name for name in good], tmp_path / "page.html")).text
+    assert text.count(f"{len(odd_records())} lines of metrics.jsonl left out") == 2
+    (tmp_path / "federated" / "clients.json").unlink(missing_ok=True)
+    assert len(History.of(tmp_path / "federated").rounds) == 3  # what `fedcore plot` draws
+
+
+def test_a_single_huge_round_is_no_list_of_those_before_it(tmp_path: Path) -> None:
+    huge = round_event(10**9, 10, seconds={}, prototype_std=1e30, accuracy={"averaged": -1e30})
+    folder = stored(tmp_path / "run", [round_event(1), huge, client_event(0, 2)])
+    assert "no line of rounds 1, 3-1000000000" in Page(report([folder])).text
 
 
 def test_a_run_without_numbers_is_refused_by_name(tmp_path: Path) -> None:

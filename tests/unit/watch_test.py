@@ -7,7 +7,9 @@ import json
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -32,6 +34,7 @@ from tests.unit.telemetry.console_test import Terminal
 from tests.unit.telemetry.made_up import (
     client_event,
     eval_event,
+    odd_records,
     round_event,
     step_event,
     whole_run,
@@ -105,6 +108,31 @@ def test_torn_foreign_and_empty_lines_are_passed_over(run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"event": "client", "ti\n\n[]\n{"event": "sneeze"}\n{"event": "round"}\n')
     assert "round 12/30" in shown(run)
+
+
+@pytest.mark.parametrize("record", odd_records())
+def test_lines_with_fields_of_other_types_are_passed_over(
+    record: dict[str, Any], run: Path
+) -> None:
+    end(run)
+    before, log = shown(run), logged(run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    assert shown(run).splitlines()[:3] == before.splitlines()[:3]
+    assert logged(run) == log
+
+
+def test_a_run_without_rounds_and_configuration_still_has_its_lines(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [client_event(0), replace(round_event(1), rounds=0)])
+    end(run)
+    assert "round 2/0" in logged(run)
+
+
+def logged(run: Path) -> str:
+    """The lines of a run that is over."""
+    stream = io.StringIO()
+    watch.lines(run, stream, 0.01)
+    return stream.getvalue()
 
 
 def test_values_that_are_not_known_are_dashes(tmp_path: Path) -> None:

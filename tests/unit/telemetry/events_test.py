@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,16 @@ from fedcore.telemetry.events import (
     ResumeEvent,
     RoundEvent,
     WarningEvent,
+    fits,
     from_record,
 )
-from tests.unit.telemetry.made_up import client_event, eval_event, round_event, step_event
+from tests.unit.telemetry.made_up import (
+    client_event,
+    eval_event,
+    odd_records,
+    round_event,
+    step_event,
+)
 
 PROMISED = {
     *("lambda_raw", "lambda_effective", "lambda_equilibrium", "sigma_sq", "loss", "gradient_norm"),
@@ -100,6 +108,22 @@ def test_null_is_read_back_as_nan_where_a_number_has_to_be() -> None:
     step = from_record(step_event(memory_steps={"T3": math.inf}).record())
     assert isinstance(step, LMStepEvent)
     assert math.isnan(step.memory_steps["T3"])
+
+
+@pytest.mark.parametrize("record", odd_records())
+def test_a_line_with_a_field_of_another_type_is_no_event(record: dict[str, Any]) -> None:
+    assert from_record(record) is None
+    assert not fits(record)
+
+
+def test_a_line_of_an_earlier_version_has_its_shape_and_one_of_no_known_kind_none() -> None:
+    whole = round_event(prototype_std=math.nan, model_variance=None).record()
+    assert fits(whole)
+    assert fits({k: v for k, v in whole.items() if k not in ("seconds", "time")})
+    assert fits(LMWarningEvent(1, "words").record())
+    assert not fits(whole | {"step": []})
+    assert not fits(whole | {"event": "sneeze"})
+    assert not fits({})
 
 
 def test_what_is_no_whole_event_is_none() -> None:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from fedcore.telemetry.events import ClientEvent, Event, LMEvalEvent, LMStepEvent, RoundEvent
+from fedcore.telemetry.events import (
+    ClientEvent,
+    Event,
+    LMEvalEvent,
+    LMStepEvent,
+    ResumeEvent,
+    RoundEvent,
+    WarningEvent,
+)
 from fedcore.telemetry.jsonl import JsonlSink
 
 
@@ -111,3 +120,26 @@ def whole_run(clients: int = 8, rounds: int = 30) -> list[ClientEvent | RoundEve
         }
         events.append(round_event(t, rounds, accuracy=accuracy, annealing_factor=s))
     return events
+
+
+ODD: tuple[tuple[Callable[..., Event], list[tuple[str, Any]]], ...] = (
+    (lambda: client_event(0), [("terms", [0.5]), ("terms", {"ce": "x"}), ("samples", None)]),
+    (
+        lambda: client_event(0),
+        [("lambda_raw", "x"), ("client", True), ("round", 10**400), ("time", None)],
+    ),
+    (round_event, [("accuracy", [0.5]), ("accuracy", {"averaged": "x"}), ("accuracy", None)]),
+    (round_event, [("rounds", None), ("bytes_communicated", None), ("bytes_communicated", 1.5)]),
+    (round_event, [("seconds", "x"), ("prototype_std", 10**400), ("prototype_std", 1.7e308)]),
+    (round_event, [("time", "x"), ("time", 1e18), ("time", -1.0), ("lambda_exploded", [1])]),
+    (lambda: WarningEvent(0, "hot"), [("message", 3), ("message", None), ("round", "x")]),
+    (lambda: ResumeEvent(0, "x"), [("checkpoint", []), ("round", {})]),
+    (step_event, [("loss", "x"), ("weight_rms", [1.0]), ("tokens", None), ("steps", "x")]),
+    (eval_event, [("perplexity", {}), ("tokens", 0.5), ("step", None)]),
+)
+"""Ways of making events, each with fields and what no line of theirs can have there."""
+
+
+def odd_records() -> list[dict[str, Any]]:
+    """Lines that are whole but for the type of one field."""
+    return [made().record() | {name: value} for made, wrong in ODD for name, value in wrong]

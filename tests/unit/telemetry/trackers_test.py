@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from fedcore.config import RunConfig
 from fedcore.config_text import flatten
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, Stopped
+from fedcore.telemetry import telemetry as telemetry_module
 from fedcore.telemetry import trackers
 from fedcore.telemetry.events import Event, LMClientEvent, ResumeEvent, WarningEvent
 from fedcore.telemetry.telemetry import Telemetry
+from fedcore.telemetry.tracker_kinds import Opened
 from fedcore.telemetry.trackers import TrackerSink, check_trackers, readings
 from launcher.build import check_names
 from tests.procs.runs import wait_for
@@ -67,7 +72,11 @@ def of_tensorboard(folder: Path) -> tuple[Curves, dict[str, str]]:
 
 
 def of_mlflow(folder: Path) -> tuple[Curves, dict[str, str]]:
-    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    with mock.patch.dict(os.environ, MLFLOW_ALLOW_FILE_STORE="true"):
+        return _of_mlflow(folder)
+
+
+def _of_mlflow(folder: Path) -> tuple[Curves, dict[str, str]]:
     from mlflow import MlflowClient
 
     client = MlflowClient((folder / "mlflow").as_uri())
@@ -169,6 +178,49 @@ def test_a_language_model_has_its_steps(name: str, tmp_path: Path) -> None:
     assert curves["weight_rms/no_decay"] == [(100, 1.0), (200, 1.0)]
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["in turn", "at once"])
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_of_one_process_have_each_their_own_numbers(
+    name: str, together: bool, tmp_path: Path
+) -> None:
+    before = dict(os.environ)
+    folders = [tmp_path / "first", tmp_path / "second"]
+    sinks = [sink(name, folder) for folder in folders]
+    for t in range(3):
+        for i, one in enumerate(sinks):
+            if together:
+                one.write([round_event(t, prototype_std=float(i))])
+                wait_for(one._queue.empty, "the tracker to take it")
+    for i, one in enumerate(sinks):
+        for t in () if together else range(3):
+            one.write([round_event(t, prototype_std=float(i))])
+        one.close()
+    assert dict(os.environ) == before
+    for i, folder in enumerate(folders):
+        curves, config = READ[name](folder)
+        assert curves["prototype_std"] == [(t, i) for t in (1, 2, 3)]
+        assert config["algorithm.name"] == "v14"
+
+
+def test_mlflow_goes_where_the_user_says_and_later_runs_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "shared" / "mlflow").as_uri())
+    before = dict(os.environ)
+    for t, folder in enumerate(("first", "second")):
+        one = sink("mlflow", tmp_path / folder)
+        one.write([round_event(t)])
+        one.close()
+        assert dict(os.environ) == before
+    with mock.patch.dict(os.environ, MLFLOW_ALLOW_FILE_STORE="true"):
+        from mlflow import MlflowClient
+
+        client = MlflowClient((tmp_path / "shared" / "mlflow").as_uri())
+        (experiment,) = client.search_experiments(filter_string="name = 'fedcore'")
+        assert len(client.search_runs([experiment.experiment_id])) == 2
+    assert [path.parent.name for path in tmp_path.glob("*/mlflow")] == ["shared"]
+
+
 def test_readings_are_the_numbers_of_the_lines() -> None:
     event = round_event(3, prototype_std=float("nan"), model_variance=None, lambda_exploded=2)
     (item,) = readings([client_event(4, 3), client_event(7, 3), event], 100)
@@ -216,7 +268,7 @@ def fake(
 ) -> Callable[..., tuple[TrackerSink, Fake]]:
     def made(act: Callable[[int], None]) -> tuple[TrackerSink, Fake]:
         one = Fake(act)
-        monkeypatch.setitem(trackers.TRACKERS, "fake", lambda sink, kept: one)
+        monkeypatch.setitem(trackers.TRACKERS, "fake", lambda folder, run, kept: Opened(one))
         return TrackerSink("fake", tmp_path, "mine", CONFIG, 100), one
 
     return made
@@ -224,18 +276,41 @@ def fake(
 
 def test_a_slow_tracker_holds_nobody_up(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "WAITING", 4)
-    monkeypatch.setattr(trackers, "PATIENCE", 0.05)
     gate, told = threading.Event(), list[str]()
     slow, seen = fake(lambda step: gate.wait(30) and None)
     telemetry = Telemetry([slow], report=told.append)
     for t in range(9):  # returns, though nothing is taken
         telemetry.write([round_event(t)])
-    telemetry.close()
+    telemetry.close(patience=0.05)
     gate.set()
     slow._thread.join(30)
     assert len(told) == 1
     assert "fake is too slow" in told[0]
     assert seen.seen == [7, 8, 9, -1]  # the newest that had room, and the end
+
+
+@pytest.mark.parametrize("error", [None, Stopped(3, "latest"), ZeroDivisionError()])
+def test_stuck_trackers_share_one_deadline_and_a_stopped_run_hurries(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    patience = 0.9 if error is None else 0.3
+    monkeypatch.setattr(telemetry_module, "PATIENCE", 0.9)
+    monkeypatch.setattr(telemetry_module, "HURRY", 0.3)
+    gate, told = threading.Event(), list[str]()
+    names = ["one", "two", "three"]
+    for name in names:
+        stuck = Fake(lambda step: gate.wait(30) and None)
+        monkeypatch.setitem(trackers.TRACKERS, name, lambda *_, stuck=stuck: Opened(stuck))
+    sinks = [TrackerSink(name, tmp_path, "mine", CONFIG, 100) for name in names]
+    with contextlib.suppress(Stopped, ZeroDivisionError), Telemetry(sinks, report=told.append) as t:
+        t.write([round_event()])
+        began = time.monotonic()
+        if error is not None:
+            raise error
+    took = time.monotonic() - began
+    gate.set()
+    assert patience <= took < patience + 0.5
+    assert len(told) == 3
 
 
 def test_a_tracker_that_fails_is_told_once_and_tried_again(fake: Any) -> None:
