@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -88,6 +89,13 @@ def test_a_killed_rank_stays_among_the_targets(tmp_path: Path) -> None:
     words = ("--config", "smoke", "--set", "rounds=400", f"metrics.targets={folder}")
     process = runs.start(2, tmp_path / "run", *words)
     runs.wait_for(lambda: runs.rounds_done(tmp_path / "run") >= 1, "a first round")
+    [one, _] = targets(tmp_path / "run")
+    page, place = f"http://{one['targets'][0]}/metrics?run=", one["labels"]["__param_run"]
+    assert urllib.request.urlopen(page + place, timeout=10).status == 200
+    with pytest.raises(
+        urllib.error.HTTPError, match="404"
+    ):  # who looks for a run that had the port
+        urllib.request.urlopen(page + "dead", timeout=10)
     os.kill(runs.rank_pids(process.pid)[1], signal.SIGKILL)
     runs.finish(process, limit=60)
     assert len(targets(tmp_path / "run")) == 2
