@@ -92,9 +92,7 @@ def test_a_killed_rank_stays_among_the_targets(tmp_path: Path) -> None:
     [one, _] = targets(tmp_path / "run")
     page, place = f"http://{one['targets'][0]}/metrics?run=", one["labels"]["__param_run"]
     assert urllib.request.urlopen(page + place, timeout=10).status == 200
-    with pytest.raises(
-        urllib.error.HTTPError, match="404"
-    ):  # who looks for a run that had the port
+    with pytest.raises(urllib.error.HTTPError, match="404"):  # a dead run had the port
         urllib.request.urlopen(page + "dead", timeout=10)
     os.kill(runs.rank_pids(process.pid)[1], signal.SIGKILL)
     runs.finish(process, limit=60)
