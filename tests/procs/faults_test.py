@@ -20,7 +20,7 @@ LONG = ("--config", "smoke", "--set", "rounds=400")
 
 def test_a_rank_killed_within_a_round_ends_all_others(tmp_path: Path) -> None:
     """The other ranks are in the middle of a long round: the heartbeat must tell them."""
-    words = (*LONG, "clients.local_epochs=3000", "server.heartbeat=4")
+    words = (*LONG, "clients.local_epochs=3000", "server.heartbeat=4", "metrics.linger=0")
     process = runs.start(3, tmp_path, *words, torchrun=("--shutdown-timeout=60",))
     runs.wait_for(lambda: (tmp_path / "prometheus_targets.json").is_file(), "the run to begin")
     time.sleep(1)

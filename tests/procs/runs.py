@@ -19,7 +19,10 @@ LIMIT = 120  # seconds a run may take before the test fails
 
 def command(ranks: int, run_dir: Path, *words: str, torchrun: tuple[str, ...] = ()) -> list[str]:
     """The command of a run on `ranks` ranks (0 = plain python, without torchrun)."""
-    own = ["--run-dir", str(run_dir), "--set", "metrics.port=0", "metrics.targets=null", *words]
+    own = ["--run-dir", str(run_dir), "--set", "metrics.port=0", "metrics.targets=null"]
+    if not any(word.startswith("metrics.") for word in words):  # a process less for each rank
+        own.append("metrics.enabled=false")
+    own += words
     if ranks == 0:
         return [sys.executable, MAIN, *own]
     agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", *torchrun]
