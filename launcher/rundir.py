@@ -22,6 +22,7 @@ from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, StorageError
 from launcher.world import World
 
+LIST = "suite.json"  # in the folder of a list of experiments, beside its runs
 PACKAGES = ("torch", "torchvision", "numpy", "pydantic", "webdataset", "safetensors")
 
 
@@ -74,7 +75,7 @@ class RunDir:
         path = self.path.resolve()
         names = [parent.name for parent in path.parents]
         depth = names.index("runs") if "runs" in names else 0
-        if not depth and (path.parent / "suite.json").is_file():
+        if not depth and (path.parent / LIST).is_file():
             depth = 1
         return "/".join(path.parts[-1 - depth :])
 

@@ -13,7 +13,7 @@ from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, Diverged, FedError
 from launcher.entry import check_stored
 from launcher.experiments import Run, changes, placed
-from launcher.rundir import RunDir, storage
+from launcher.rundir import LIST, RunDir, storage
 
 COMPLETED, DIVERGED, FAILED = "completed", "diverged", "failed"
 STOPPED, UNFINISHED, WAITING = "stopped", "unfinished", "waiting"
@@ -106,7 +106,7 @@ def record(runs: Sequence[Run], out: Path, codes: Mapping[str, int]) -> None:
         write_atomically(out / NAME, json.dumps({"runs": rows}, indent=1) + "\n")
 
 
-NAME = "suite.json"
+NAME = LIST
 
 
 def _row(run: Run, first: Run, code: int | None) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def spark_width(width: int, columns: int) -> int:
     return max(4, min(40, width - 22 - 9 * columns))
 
 
-def duration(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """h:mm:ss, or m:ss below an hour."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -98,7 +98,7 @@ class Pace:
         return grid
 
     def _left(self, seconds: float) -> str:
-        return f"{duration(seconds * (self.total - self.done))} left"
+        return f"{clock(seconds * (self.total - self.done))} left"
 
 
 class Notes:

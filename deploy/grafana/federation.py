@@ -16,7 +16,7 @@ from deploy.grafana.panels import (
     lines,
     number,
 )
-from deploy.grafana.queries import beside, each_client, largest, median, rate, spread
+from deploy.grafana.queries import beside, each_client, largest, median, spread
 
 LAMBDA = "algorithms.md"
 ABOUT = "One federated run: its lambda against the closed forms, losses, accuracy and speed."
@@ -64,12 +64,7 @@ def state() -> list[Panel]:
             page="operations.md#lambdaexplosion",
         ),
         shared.warnings(),
-        number(
-            "Samples per second",
-            "Trained on by all ranks together.",
-            Query(rate("fedcore_samples_total")),
-            unit="si:samples/s",
-        ),
+        shared.pace("Samples", "fedcore_samples_total", "si:samples/s"),
     ]
 
 

@@ -58,12 +58,7 @@ def state() -> list[Panel]:
             Query(f"sum by (run) (fedcore_lm_tokens_total{{{RUN}}})"),
         ),
         shared.warnings(),
-        number(
-            "Tokens per second",
-            "Trained on by all ranks together.",
-            Query(rate("fedcore_lm_tokens_total")),
-            unit="si:tokens/s",
-        ),
+        shared.pace("Tokens", "fedcore_lm_tokens_total", "si:tokens/s"),
     ]
 
 

@@ -40,6 +40,12 @@ def warnings() -> Panel:
     )
 
 
+def pace(what: str, counter: str, unit: str) -> Panel:
+    """What all ranks do in a second, as a number."""
+    words = "Trained on by all ranks together."
+    return number(f"{what} per second", words, Query(rate(counter)), unit=unit)
+
+
 def throughput(what: str, counter: str, unit: str) -> list[Panel]:
     """Per second: of all ranks, over ranks, and of the slowest ones."""
     each = rate(counter, by="rank")

@@ -76,11 +76,16 @@ class FromEntropy:
         return self.low, self.high
 
     def __call__(self, label_counts: Tensor) -> Tensor:
-        counts = label_counts.to(torch.float64)
-        share = counts / counts.sum(-1, keepdim=True).clamp(min=1)
-        entropy = -torch.special.xlogy(share, share).sum(-1) / math.log(2)
-        share_of_most: Tensor = entropy / math.log2(max(counts.shape[-1], 2))
-        return self.low + (self.high - self.low) * share_of_most
+        most = math.log2(max(label_counts.shape[-1], 2))
+        return self.low + (self.high - self.low) * (label_entropy(label_counts) / most)
+
+
+def label_entropy(label_counts: Tensor) -> Tensor:
+    """Entropy [...] of label histograms [..., C], in bits; 0 for one without samples. Float64."""
+    counts = label_counts.to(torch.float64)
+    share = counts / counts.sum(-1, keepdim=True).clamp(min=1)
+    entropy: Tensor = -torch.special.xlogy(share, share).sum(-1) / math.log(2)
+    return entropy
 
 
 class Weighted(NamedTuple):

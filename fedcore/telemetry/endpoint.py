@@ -19,12 +19,13 @@ import socketserver
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 from urllib.parse import parse_qs
 
 from fedcore.errors import ConfigError
@@ -36,7 +37,6 @@ CONNECTIONS = 512  # at once; from half of them on the oldest makes way for a ne
 REQUEST = 16_384  # bytes of a request line and headers together
 POLL = 0.5  # seconds between two looks for connections that last too long, and whether to stop
 PIECE = 65_536  # bytes that are sent at once
-NONE: dict[str, str] = {}
 CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -59,40 +59,43 @@ class Page(NamedTuple):
     number: int = 0
 
 
-class Settings(Protocol):
-    """Where to listen and whom to let in; `MetricsConfig` has them."""
+@dataclass(frozen=True)
+class Listening:
+    """Where to listen and whom to let in: the keys of `metrics`, and what else a server needs."""
 
-    @property
-    def port(self) -> int: ...
-    @property
-    def bind(self) -> str: ...
-    @property
-    def credentials(self) -> Path | None: ...
-    @property
-    def certificate(self) -> Path | None: ...
-    @property
-    def key(self) -> Path | None: ...
+    ports: Sequence[int]  # to try in turn
+    bind: str = "127.0.0.1"
+    credentials: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    fresh: float = FRESH  # seconds for which a page is given out again
+    place: str = ""  # of this run; who asks for the page of another one (`?run=`) gets none
+
+    @classmethod
+    def of(cls, words: Mapping[str, Any]) -> Listening:
+        """From JSON; other keys are passed over."""
+        own = {f.name: words[f.name] for f in fields(cls)}
+        return cls(**own | {k: own[k] and Path(own[k]) for k in PATHS})
+
+
+PATHS = ("credentials", "certificate", "key")
 
 
 class Endpoint:
-    """Serves `render()` at /metrics, on the first of `ports` that is free, until `close`.
+    """Serves `render()` at /metrics, on the first of the ports that is free, until `close`.
 
-    given: called with the number of a page that a reader has all of. place: of this run; who asks
-    for the page of another one (`?run=`) gets none. Raises `ConfigError` if none
+    given: called with the number of a page that a reader has all of. Raises `ConfigError` if none
     of the ports can be opened, or for credentials or a certificate that cannot be used.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        ports: Sequence[int],
+        listening: Listening,
         render: Callable[[], Page],
         given: Callable[[int], object] = lambda number: None,
-        fresh: float = FRESH,
-        place: str = "",
     ) -> None:
-        shelf = _Shelf(render, given, fresh, place)
-        self._server = _open(settings, ports, _Door.of(settings), shelf)
+        shelf = _Shelf(render, given, listening.fresh, listening.place)
+        self._server = _open(listening, _Door.of(listening), shelf)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(POLL,), name="metrics", daemon=True
@@ -142,7 +145,7 @@ class _Door:
         self._secret, self.context = secret, context
 
     @classmethod
-    def of(cls, settings: Settings) -> _Door:
+    def of(cls, settings: Listening) -> _Door:
         secret = None if settings.credentials is None else _secret(settings.credentials)
         return cls(secret, None if settings.certificate is None else _context(settings))
 
@@ -171,7 +174,7 @@ def _secret(path: Path) -> bytes:
     return line
 
 
-def _context(settings: Settings) -> ssl.SSLContext:
+def _context(settings: Listening) -> ssl.SSLContext:
     assert settings.certificate is not None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
@@ -276,8 +279,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # the library's name
         """The page, for whom the door admits."""
         if not self.server.door.admits(self.headers.get("Authorization")):
-            who = {"WWW-Authenticate": 'Basic realm="fedcore"'}
-            self._answer(HTTPStatus.UNAUTHORIZED, b"metrics.credentials\n", headers=who)
+            who = 'Basic realm="fedcore"'
+            self._answer(HTTPStatus.UNAUTHORIZED, b"metrics.credentials\n", WWW_Authenticate=who)
         elif not self.server.shelf.has(self.path):
             self._answer(HTTPStatus.NOT_FOUND, b"/metrics, of this run\n")
         else:
@@ -292,15 +295,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, b"the rank does not answer\n")
             return
         packed = _takes_gzip(self.headers.get("Accept-Encoding", ""))
-        headers = {"Content-Encoding": "gzip"} if packed else {}
+        encoding = {"Content_Encoding": "gzip"} if packed else {}
         parts = [part.packed if packed else part.plain for part in page.parts]
-        self._answer(HTTPStatus.OK, *parts, headers=headers)
+        self._answer(HTTPStatus.OK, *parts, **encoding)
         self.server.shelf.given(page.number)
 
-    def _answer(self, status: HTTPStatus, *parts: bytes, headers: dict[str, str] = NONE) -> None:
+    def _answer(self, status: HTTPStatus, *parts: bytes, **headers: str) -> None:
         self.send_response(status)
         sizes = {"Content-Type": CONTENT, "Content-Length": str(sum(map(len, parts)))}
-        for name, value in {**sizes, **headers}.items():
+        own = {name.replace("_", "-"): value for name, value in headers.items()}
+        for name, value in {**sizes, **own}.items():
             self.send_header(name, value)
         self.end_headers()
         for part in parts if self.command == "GET" else ():
@@ -316,7 +320,7 @@ def _takes_gzip(accepted: str) -> bool:
     for entry in accepted.split(","):
         name, _, weight = entry.replace(" ", "").partition(";")
         if name == "gzip":
-            return weight not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+            return weight.rstrip("0.") != "q="
     return False
 
 
@@ -337,28 +341,29 @@ class _AtMost:
         return getattr(self._file, name)
 
 
-def _open(settings: Settings, ports: Sequence[int], door: _Door, shelf: _Shelf) -> _Server:
+def _open(settings: Listening, door: _Door, shelf: _Shelf) -> _Server:
     """A server on the first free port."""
     family = _family(settings)
-    for port in ports:
+    for port in settings.ports:
         try:
             return _Server(family, (settings.bind, port), door, shelf)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 continue
             raise _refused(settings, port, error) from None
-    raise ConfigError("metrics.port", settings.port, "a free port", "metrics.enabled=false")
+    ports = [*settings.ports]
+    raise ConfigError("metrics.port", ports, "a free port", "metrics.enabled=false")
 
 
-def _family(settings: Settings) -> int:
+def _family(settings: Listening) -> int:
     try:
         found = socket.getaddrinfo(settings.bind, None, type=socket.SOCK_STREAM)
     except OSError as error:  # a name that does not resolve
-        raise _refused(settings, settings.port, error) from None
+        raise _refused(settings, settings.ports[0], error) from None
     return int(found[0][0])
 
 
-def _refused(settings: Settings, port: int, error: OSError) -> ConfigError:
+def _refused(settings: Listening, port: int, error: OSError) -> ConfigError:
     if error.errno == errno.EACCES:
         return ConfigError("metrics.port", port, "a port this user may open", "9400, or 0 for any")
     want = f"an address of this machine ({error.strerror})"

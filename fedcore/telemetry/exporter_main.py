@@ -17,9 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -38,28 +36,12 @@ from prometheus_client.utils import floatToGoString
 from fedcore.errors import ConfigError
 from fedcore.telemetry import catalogue as c
 from fedcore.telemetry.catalogue import Kind, Metric
-from fedcore.telemetry.endpoint import Endpoint, Page, Part
+from fedcore.telemetry.endpoint import Endpoint, Listening, Page, Part
 
 ANSWER = 3.0  # seconds for a rank to answer
 
 Row = Sequence[Any]
 """Name of a metric, the values of its labels, and its value: of a histogram [counts, sum]."""
-
-
-@dataclass(frozen=True)
-class Listening:
-    """Where to listen and whom to let in."""
-
-    port: int
-    bind: str
-    credentials: Path | None
-    certificate: Path | None
-    key: Path | None
-
-    @classmethod
-    def of(cls, words: dict[str, Any]) -> Listening:
-        paths = {k: words[k] and Path(words[k]) for k in ("credentials", "certificate", "key")}
-        return cls(words["port"], words["bind"], **paths)
 
 
 class Rank:
@@ -100,13 +82,13 @@ class Rank:
         self._question += 1
         self.say(question=self._question, known=self._version)
         until = time.monotonic() + ANSWER
-        try:
-            while (answer := self.hear(max(0.0, until - time.monotonic()))) is not None:
-                if answer["question"] == self._question:  # else a late one to another question
-                    return answer
-        except queue.Empty:
-            raise TimeoutError("the rank does not answer") from None
-        raise AssertionError
+        while True:
+            try:
+                answer = self.hear(max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError("the rank does not answer") from None
+            if answer["question"] == self._question:  # else a late one to another question
+                return answer
 
 
 class Rows(Collector):
@@ -159,14 +141,7 @@ def serve(rank: Rank) -> None:
     """Open the endpoint that the first words ask for, and tell its port."""
     words = rank.hear()
     try:
-        served = Endpoint(
-            Listening.of(words),
-            words["ports"],
-            rank.page,
-            given=lambda number: rank.say(read=number),
-            fresh=words["fresh"],
-            place=words["place"],
-        )
+        served = Endpoint(Listening.of(words), rank.page, lambda number: rank.say(read=number))
     except ConfigError as error:
         rank.say(error=error.to_json())
     else:

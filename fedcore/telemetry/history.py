@@ -66,14 +66,8 @@ class History:
         return list(dict.fromkeys(name for r in self.clients for name in r.get("terms") or {}))
 
     def _table(self, of: Callable[[dict[str, Any]], float | None]) -> tuple[Array, Array]:
-        row = {r: i for i, r in enumerate(sorted({r["round"] for r in self.clients}))}
-        column = {k: i for i, k in enumerate(sorted({r["client"] for r in self.clients}))}
-        values = np.full((len(row), len(column)), np.nan)
-        for record in self.clients:
-            value = of(record)
-            if value is not None:
-                values[row[record["round"]], column[record["client"]]] = value
-        return np.array(list(row), dtype=np.float64) + 1, values
+        rounds, values = client_table(self.clients, "round", of)
+        return rounds + 1, values
 
     def per_round(self, field: str) -> tuple[Array, Array]:
         """Rounds [R], counted from 1, and their values [R]."""
@@ -86,6 +80,23 @@ class History:
     def readouts(self) -> list[str]:
         """Names of the read-outs, in the order of the file."""
         return list(dict.fromkeys(name for r in self.rounds for name in r["accuracy"]))
+
+
+def client_table(
+    records: Sequence[dict[str, Any]], place: str, of: Callable[[dict[str, Any]], float | None]
+) -> tuple[Array, Array]:
+    """Rounds or steps [R] of the clients' records and their values [R, K], by id; NaN = none.
+
+    place: the key that says when.
+    """
+    row = {r: i for i, r in enumerate(sorted({r[place] for r in records}))}
+    column = {k: i for i, k in enumerate(sorted({r["client"] for r in records}))}
+    values = np.full((len(row), len(column)), np.nan)
+    for record in records:
+        value = of(record)
+        if value is not None:
+            values[row[record[place]], column[record["client"]]] = value
+    return np.array(list(row), dtype=np.float64), values
 
 
 def _columns(pairs: Sequence[tuple[int, float | None]]) -> tuple[Array, Array]:

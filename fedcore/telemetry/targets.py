@@ -31,7 +31,8 @@ class Listing:
     def __init__(
         self, run_dir_file: Path, folder: Path | None, addresses: Sequence[Address], run: str
     ) -> None:
-        self._own, self._shared, self.problem = run_dir_file, Path(), ""
+        self._own, self.problem = run_dir_file, ""
+        self._shared: Path | None = None
         place = place_of(run_dir_file.parent)
         write_targets(run_dir_file, addresses, run, place)
         if folder is None:
@@ -47,7 +48,7 @@ class Listing:
         """No ranks are to be expected any more."""
         with contextlib.suppress(OSError):  # a full disk; they count as down
             write_targets(self._own, [])
-            if self._shared.name:
+            if self._shared is not None:
                 self._shared.unlink(missing_ok=True)
 
 

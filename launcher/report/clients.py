@@ -7,8 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from markupsafe import Markup
 
+from fedcore.objective.weighting import label_entropy
 from fedcore.telemetry.history import Array
 from fedcore.telemetry.plots import frame
 from launcher.report.draw import WIDE, as_image, heat
@@ -28,7 +30,7 @@ def clients(runs: Sequence[Stored]) -> Section:
     """Heat maps of clients and classes, and a table of the clients of each run."""
     about = (
         "How many samples of each class each client holds: white is none. The more uneven, the "
-        "more a client alone forgets. Entropy is that of a client's labels, in nats: 0 is a single "
+        "more a client alone forgets. Entropy is that of a client's labels, in bits: 0 is a single "
         "class."
     )
     section = Section("clients", "Clients and classes", about)
@@ -109,14 +111,6 @@ def _ticks(axes: Axes, many: int, classes: int) -> None:
 # -- the table
 
 
-def entropies(counts: Array) -> Array:
-    """Entropy [N] of each client's labels in nats; 0 for a client without samples. [N, C]."""
-    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    logs = np.log(np.where(share > 0, share, 1.0))
-    entropy: Array = np.abs((share * logs).sum(1))  # not -0
-    return entropy
-
-
 def last_of_clients(run: Stored) -> dict[int, Record]:
     """The last record of each client."""
     return {r["client"]: r for r in run.history.clients}
@@ -151,13 +145,13 @@ FIELDS = ("lambda_raw", "lambda_effective", "lambda_equilibrium", "base_loss", "
 
 def _rows(run: Stored, ordered: Sequence[int], last: dict[int, Record]) -> list[list[str]]:
     held = np.array(_known(run) or [], dtype=np.float64)
-    entropy = entropies(held) if held.size else held
+    entropy = label_entropy(torch.from_numpy(held)).abs().tolist()  # not -0
     rows = []
     for k in ordered:
         known = k < len(held)
         classes = f"{(held[k] > 0).sum():.0f}" if known else "-"
         fields = [number(last[k].get(name)) for name in (*FIELDS, "gradient_norm")]
         about = [str(k), f"{last[k].get('samples', 0):,}", classes]
-        about += [number(float(entropy[k])) if known else "-", str(last[k]["round"] + 1)]
+        about += [number(entropy[k]) if known else "-", str(last[k]["round"] + 1)]
         rows.append([*about, *fields])
     return rows

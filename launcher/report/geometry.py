@@ -44,9 +44,7 @@ class Geometry:
     checkpoint: str
     norms: Array  # [C]
     gram: Array  # [C, C]: cosines among the prototypes
-    to_anchors: (
-        Array | None
-    )  # [C, C]: prototype of the row, anchor of the column; None = no anchors
+    to_anchors: Array | None  # [C, C]: cosines of prototypes (rows) with them; None = none
     anchors_apart: float | None  # mean cosine between two anchors
     anchor_norm: float | None  # mean
 

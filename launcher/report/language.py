@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedcore.telemetry.history import Array
+from fedcore.telemetry.history import Array, client_table
 from fedcore.telemetry.plots import BLUE, GREY, RED, draw_spread
 from launcher.report.draw import Panel, Runs, inks, line, lines, name_runs, picture
 from launcher.report.section import Picture, Section, Table
@@ -185,19 +185,8 @@ def lm_clients(runs: Runs) -> Section | None:
     return Section("clients", "Clients", about, [Picture("clients over steps", source)])
 
 
-def client_table(run: Stored, field: str) -> Curve:
-    """Steps [R] and the values of the clients [R, K]; NaN = none."""
-    records = run.events("lm_client")
-    row = {s: i for i, s in enumerate(sorted({r["step"] for r in records}))}
-    place = {k: i for i, k in enumerate(sorted({r["client"] for r in records}))}
-    values = np.full((len(row), len(place)), np.nan)
-    for r in records:
-        if r.get(field) is not None:
-            values[row[r["step"]], place[r["client"]]] = r[field]
-    return np.array(list(row), dtype=np.float64), values
-
-
 def _of_clients(runs: Runs, field: str, axes: Axes) -> None:
     for run, ink in zip(runs, inks(runs), strict=True):
-        draw_spread(axes, *client_table(run, field), ink, BLUE, "-", field)
+        table = client_table(run.events("lm_client"), "step", lambda record: record.get(field))
+        draw_spread(axes, *table, ink, BLUE, "-", field)
     name_runs(axes, runs)

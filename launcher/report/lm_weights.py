@@ -14,13 +14,12 @@ from fedcore.telemetry.history import Array
 from fedcore.telemetry.plots import BLUE, GREEN, GREY, ORANGE, RED, STYLES
 from launcher.page import inlined
 from launcher.report.draw import Panel, Runs, inks, line, name_runs, picture, shared
+from launcher.report.language import over_steps, steps
 from launcher.report.section import Picture, Section
 from launcher.report.stored import Stored
 
 if TYPE_CHECKING:  # loaded on use: it takes half a second
     from matplotlib.axes import Axes
-
-from launcher.report.language import over_steps, steps
 
 GROUPS = (BLUE, RED, GREEN, ORANGE)
 

@@ -28,7 +28,7 @@ from launcher import watch
 from launcher.commands import app
 from launcher.watch_federated import FederatedWatch
 from launcher.watch_lm import LMWatch
-from launcher.watch_parts import duration, sparkline
+from launcher.watch_parts import clock, sparkline
 from launcher.watch_run import ListFollower, RunFollower, follower
 from tests.unit.telemetry.console_test import Terminal
 from tests.unit.telemetry.made_up import (
@@ -347,4 +347,4 @@ def test_a_sparkline_is_the_course_from_low_to_high() -> None:
 
 
 def test_a_duration_is_hours_minutes_seconds() -> None:
-    assert [duration(s) for s in (0, 59.6, 3599, 3661)] == ["0:00", "1:00", "59:59", "1:01:01"]
+    assert [clock(s) for s in (0, 59.6, 3599, 3661)] == ["0:00", "1:00", "59:59", "1:01:01"]

@@ -21,10 +21,9 @@ from typing import Any
 
 import pytest
 
-from fedcore.config import MetricsConfig
 from fedcore.errors import ConfigError
 from fedcore.telemetry import endpoint
-from fedcore.telemetry.endpoint import Endpoint, Page, Part
+from fedcore.telemetry.endpoint import Endpoint, Listening, Page, Part
 
 PAGE = b"fedcore_round 3\n"
 
@@ -40,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def serving(content: bytes = PAGE, **keys: Any) -> Iterator[Endpoint]:
-    found = Endpoint(MetricsConfig(**keys), [0], lambda: page(content))
+    found = Endpoint(Listening([0], **keys), lambda: page(content))
     try:
         yield found
     finally:
@@ -91,7 +90,7 @@ def test_the_page_is_at_metrics_and_packed_for_those_who_can_unpack() -> None:
 
 
 def test_who_looks_for_another_run_finds_none() -> None:
-    found = Endpoint(MetricsConfig(), [0], lambda: page(PAGE), place="abcd1234")
+    found = Endpoint(Listening([0], place="abcd1234"), lambda: page(PAGE))
     try:
         assert ask(found) == ask(found, "/metrics?run=abcd1234") == PAGE
         for other in ("/metrics?run=dead", "/metrics?run=abcd1234x"):
@@ -104,7 +103,7 @@ def test_who_looks_for_another_run_finds_none() -> None:
 def test_two_hundred_readers_at_once_are_all_served_from_one_page() -> None:
     made = []
     big = b"x" * 1_000_000
-    found = Endpoint(MetricsConfig(), [0], lambda: made.append(1) or page(big))
+    found = Endpoint(Listening([0]), lambda: made.append(1) or page(big))
     try:
         with ThreadPoolExecutor(200) as pool:
             sizes = list(pool.map(lambda _: len(ask(found)), range(200)))
@@ -149,7 +148,7 @@ def test_readers_of_a_page_that_does_not_come_are_refused_and_are_not_too_many(
             raise TimeoutError
         return page(PAGE)
 
-    found = Endpoint(MetricsConfig(), [0], render)
+    found = Endpoint(Listening([0]), render)
     try:
         waiting = [raw(found, b"GET /metrics HTTP/1.0\r\n\r\n") for _ in range(60)]
         assert threads() <= 20
@@ -167,7 +166,7 @@ def test_a_rank_that_does_not_answer_is_a_503(monkeypatch: pytest.MonkeyPatch) -
     def render() -> Page:
         raise TimeoutError
 
-    found = Endpoint(MetricsConfig(), [0], render)
+    found = Endpoint(Listening([0]), render)
     try:
         with pytest.raises(urllib.error.HTTPError, match="503"):
             ask(found)
@@ -266,7 +265,7 @@ def test_a_page_that_cannot_be_made_is_an_answer_missed_and_no_more() -> None:
             raise error
         return page(PAGE)
 
-    found = Endpoint(MetricsConfig(), [0], render)
+    found = Endpoint(Listening([0]), render)
     try:
         with pytest.raises((OSError, urllib.error.URLError)):
             ask(found)
@@ -279,7 +278,7 @@ def test_a_page_of_parts_is_one_and_is_known_by_its_number_when_it_is_read() -> 
     numbers, given = iter(range(5, 100)), list[int]()
     parts = (b"fedcore_round 3\n", b"fedcore_clients 4\n")
     found = Endpoint(
-        MetricsConfig(), [0], lambda: page(*parts, number=next(numbers)), given.append, fresh=0
+        Listening([0], fresh=0), lambda: page(*parts, number=next(numbers)), given.append
     )
     try:
         assert ask(found) == b"".join(parts)
