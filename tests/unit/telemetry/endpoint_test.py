@@ -133,7 +133,7 @@ def test_silent_connections_make_way_and_are_thrown_out(monkeypatch: pytest.Monk
         until(lambda: threads() <= 10)
         monkeypatch.setattr(endpoint, "PATIENCE", 0.1)
         assert all(map(is_over, silent))
-    assert threads() == 0
+    until(lambda: threads() == 0)
 
 
 def test_readers_of_a_page_that_does_not_come_are_refused_and_are_not_too_many(
