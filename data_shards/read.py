@@ -123,10 +123,12 @@ class ShardedData:
         """Samples of one local epoch: all that are not held out."""
         return len(self._kept_back[client][1]) if self.samples(client) else 0
 
-    def epoch(self, clients: Sequence[int], round: int, epoch: int) -> Iterator[Batch]:
+    def epoch(
+        self, clients: Sequence[int], round: int, epoch: int, first: int = 0
+    ) -> Iterator[Batch]:
         """One local epoch of a lane; a client whose batches are over is inactive."""
         orders = [self._order(k, round, epoch) for k in clients]
-        for step in range(max(self.steps(k) for k in clients)):
+        for step in range(first, max(self.steps(k) for k in clients)):
             yield self._batch(clients, orders, round, epoch, step)
 
     def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:

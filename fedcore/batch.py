@@ -46,8 +46,13 @@ class TrainData(Protocol):
     def steps(self, client: int) -> int:
         """Batches in one local epoch of that client."""
 
-    def epoch(self, clients: Sequence[int], round: int, epoch: int) -> Iterator[Batch]:
-        """The batches of one local epoch for a lane; as many as its longest client has."""
+    def epoch(
+        self, clients: Sequence[int], round: int, epoch: int, first: int = 0
+    ) -> Iterator[Batch]:
+        """The batches of one local epoch for a lane; as many as its longest client has.
+
+        first: begin with that batch; those before it are not made.
+        """
 
     def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
         """One batch of samples that `epoch` never yields; only asked for if a share is held out."""

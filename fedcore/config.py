@@ -73,6 +73,9 @@ class ClientConfig(Section):
     """L2 decay added to the gradient of weights and prototypes."""
     max_norm: PositiveFloat = 1.0
     """Gradient norm of all of a client's parameters together is clipped to this."""
+    out_of_memory: Literal["shrink", "skip", "fail"] = "shrink"
+    """When a lane does not fit: shrink = train its halves, skip = and leave out a client that does
+    not fit alone, for that round; fail = end the run."""
 
     @field_validator("per_round")
     @classmethod
@@ -157,8 +160,15 @@ class CheckpointConfig(Section):
     every: Positive = 1
     """Rounds (LM: steps; a tenth of the run unless set) between checkpoints; one is also written
     on SIGTERM and SIGUSR1."""
+    minutes: Annotated[float, Field(gt=0, le=10_080)] | None = None
+    """Minutes after which a checkpoint is also written in the middle of a round (LM: between two
+    steps); null = never. What a lost rank can cost is at most the smaller of both."""
     keep: Positive = 2
     """Newest checkpoints kept."""
+    keep_best: bool = True
+    """Keep the one with the best `test_accuracy` (LM: held-out loss) as well; `best` names it."""
+    asynchronous: bool = True
+    """Training goes on while a copy is written; false = it waits until the files are complete."""
 
 
 class RunConfig(Section):

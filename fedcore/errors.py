@@ -150,10 +150,14 @@ class Stopped(FedError):
     round: int = 0
     checkpoint: str = ""
     unit: str = "round"  # or step
+    within: bool = False  # in the middle of that round
 
     def __str__(self) -> str:
+        number = f"{self.unit} {self.round}"
+        within = f"in {number}" if self.unit == "round" else f"in the round after {number}"
         return (
-            f"stopped on request before {self.unit} {self.round}; checkpoint {self.checkpoint}. "
+            f"stopped on request {within if self.within else f'before {number}'}; checkpoint "
+            f"{self.checkpoint}. "
             "Run again in this run directory, with --resume auto, to go on"
         )
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,20 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore import round_events
 from fedcore.batch import held_out_of
-from fedcore.checkpoint import Checkpoint, Checkpoints, flatten_state
-from fedcore.clients.group import ClientGroup
+from fedcore.checkpoint import Checkpoint
+from fedcore.checkpoint_writer import Checkpoints, Contents, Rows
+from fedcore.clients.group import ClientGroup, Order, Upload
 from fedcore.clients.state import Tensors
 from fedcore.config import RunConfig
-from fedcore.errors import Stopped, StorageError
+from fedcore.errors import Stopped
 from fedcore.evaluate import Evaluator
+from fedcore.saving import Saving
 from fedcore.schedule import progress
 from fedcore.server import consensus
 from fedcore.server.average import average_models
 from fedcore.server.collective import Collected, ServerCollective
-from fedcore.server.comm import Comm, on_any
+from fedcore.server.comm import Comm, agree
 from fedcore.server.fusion import FUSIONS, ClientModel
-from fedcore.server.participants import participants
+from fedcore.server.pause import Pauses, Wish
 from fedcore.telemetry.events import ClientEvent, ResumeEvent, RoundEvent, WarningEvent
 from fedcore.telemetry.telemetry import Telemetry
 
@@ -52,6 +54,14 @@ class Outcome:
         return dict(vars(self))
 
 
+@dataclass
+class Spent:
+    """What the round under way has cost this rank, in all attempts at it."""
+
+    phases: dict[str, float] = field(default_factory=dict)  # seconds
+    traffic: int = 0  # bytes that it handed in
+
+
 class Federation:
     """One federated run on this rank's clients, together with the other ranks."""
 
@@ -66,33 +76,36 @@ class Federation:
         telemetry: Telemetry,
         *,
         samples: Sequence[int],  # of every client of the run, in id order
-        stopping: Callable[[], bool],
+        pauses: Pauses,
         identity: dict[str, Any],  # stored with each checkpoint, to know the run again
+        model: dict[str, Any],  # stored with each checkpoint, to build it again
     ) -> None:
         self.config, self.comm, self.group, self.server = config, comm, group, server
-        self.evaluator, self.checkpoints, self.telemetry = evaluator, checkpoints, telemetry
-        self.samples, self.stopping, self.identity = list(samples), stopping, identity
+        self.evaluator, self.telemetry, self.pauses = evaluator, telemetry, pauses
+        self.saving = Saving(checkpoints, telemetry, pauses, self._warn)
+        self.samples, self.identity, self.model = list(samples), identity, model
         share = group.algorithm.held_out
         self.trained = [n - held_out_of(n, share) for n in self.samples]  # in one local epoch
         self.outcome = Outcome()
-        self._traffic = 0
-        self._seconds: dict[str, float] = {}
+        self._spent = Spent()
+        self._pauses_taken = 0  # in the round that is under way
         self._trained: set[int] = set()
-        self._saved = -1
         self._variance = 0.0
+        self._evaluated = False  # the newest round
         self._told = False  # that lambda has exploded
         comm.watcher = self._watch
 
     def run(self) -> Outcome:
         """All remaining rounds. Raises `Stopped` after a checkpoint when asked to stop."""
-        for round in range(self.outcome.rounds, self.config.rounds):
-            if on_any(self.comm, self.stopping()):
-                self._save(round)
-                raise Stopped(round, str(self.checkpoints.folder / "latest"))
-            self._round(round)
-            if (round + 1) % self.config.checkpoint.every == 0 or self._last(round):
-                self._try_to_save(round + 1)
-        self._sign()
+        with self.saving:
+            for round in range(self.outcome.rounds, self.config.rounds):
+                self._round(round)
+                if (round + 1) % self.config.checkpoint.every == 0 or self._last(round):
+                    with self._phase("checkpoint"):
+                        self.saving.start(self._contents, round + 1)
+                self.saving.settle(0)
+            self.saving.settle()
+            self._sign()
         return self.outcome
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -107,32 +120,86 @@ class Federation:
         state.weights = {k: v.to(like.device) for k, v in weights.items()} or None
         state.control = {k: held[f"control/{k}"].to(like.device) for k in state.control}
         state.first_spread, state.prototype_std = facts["first_spread"], facts["prototype_std"]
-        self.outcome = Outcome(**facts["outcome"])
-        for round in range(self.outcome.rounds):
-            self._trained |= self._participants(round)
-        if checkpoint.folder.parent == self.checkpoints.folder:
-            self._saved = self.outcome.rounds
+        self.outcome, self._trained = Outcome(**facts["outcome"]), set(facts["trained"])
+        if facts["within"]:
+            self._resume_within(checkpoint, facts["within"])
+        if checkpoint.folder.parent == self.saving.checkpoints.folder:
+            self.saving.found(self.outcome.rounds, self._pauses_taken)
         self.telemetry.write([ResumeEvent(self.outcome.rounds, str(checkpoint.folder))])
 
+    def _resume_within(self, checkpoint: Checkpoint, facts: dict[str, Any]) -> None:
+        """The same for what is done of the round that was under way."""
+        clients = self.group.clients
+        self._pauses_taken, self._spent = facts["pauses"], Spent(**facts["spent"])
+        mine = set(clients)
+        under_way = [k for k in checkpoint.clients("lanes") if k in mine]
+        lanes = checkpoint.own(under_way, "lanes")
+        self.group.go_on_from(checkpoint.own(clients, "round"), under_way, lanes)
+
     def _round(self, round: int) -> None:
-        self._seconds, self._traffic, began = {}, 0, time.monotonic()
         with self._phase("order"):
             order = self.server.order(round)
-        with self._phase("train"):
-            upload = self.group.train(order, self.telemetry.trained)
+        upload = self._train(order)
         with self._phase("collect"):
             got = self.server.collect(upload, round)
-            self._trained |= order.participants
-            self._fold_models(order.participants)
+            took_part = frozenset(got.clients.tolist())
+            self._trained |= took_part
+            self._fold_models(took_part)
         found = None
         if (round + 1) % self.config.evaluate.every == 0 or self._last(round):
             with self._phase("evaluate"):
                 found = self._evaluate()
-        self._account(order.participants, began)
+        self._account(took_part)
         self.outcome.rounds = round + 1  # and only now: a rank may be lost on the way
         if found is not None:
             self._take(found)
-        self._report(round, order.spread, got, order.participants)
+        self._evaluated = found is not None
+        self._report(round, order.spread, got)
+        self._spent, self._pauses_taken = Spent(), 0
+
+    def _train(self, order: Order) -> Upload:
+        """This rank's part of the round, with the pauses that all ranks make in it."""
+        while True:
+            done, error = False, None
+            with self._timed("train"):
+                try:
+                    done = self.group.advance(order, self.telemetry.trained, self.pauses.wanted)
+                except Exception as met:
+                    error, self.pauses.alarm = met, True
+            mine = Wish.GO_ON if done or error else self.pauses.wish()
+            with self._timed("collect"):  # where the faster ranks wait
+                facts = (error is not None, self.group.has_begun, bool(self.group.room.notes))
+                wish, (failed, begun, noted) = self.pauses.agree(self.comm, mine, *facts)
+            if failed:
+                agree(self.comm, error)
+            if noted:
+                self._tell_notes()
+            if wish is Wish.GO_ON and done:
+                self.telemetry.phase("train", self._spent.phases["train"])
+                return self.group.finish(order)
+            self._pause(order.round, wish, begun)
+
+    def _tell_notes(self) -> None:
+        """Warn of what did not fit into any rank's memory. Collective."""
+        notes, self.group.room.notes = self.group.room.notes, []
+        for rank, said in enumerate(self.comm.gather_json(notes)):
+            for words in said:
+                self._warn(f"rank {rank}: {words}")
+
+    def _pause(self, round: int, wish: Wish, begun: bool) -> None:
+        """A checkpoint before the next step. Raises `Stopped` if that was the wish.
+
+        begun: some client has trained in this round.
+        """
+        if begun:
+            self._pauses_taken += 1
+        if wish is Wish.SAVE:
+            with self._timed("checkpoint"):
+                self.saving.start(self._contents, round, self._pauses_taken)
+        if wish is Wish.STOP:
+            self.saving.finish(self._contents, round, self._pauses_taken)
+            latest = str(self.saving.checkpoints.folder / "latest")
+            raise Stopped(round, latest, within=begun)
 
     def _fold_models(self, clients: frozenset[int]) -> None:
         """What the server keeps of whole models, in the modes in which it does."""
@@ -180,18 +247,21 @@ class Federation:
         self.outcome.accuracy, self.outcome.test_accuracy = accuracy, main
         self.outcome.best_test_accuracy = max(main, self.outcome.best_test_accuracy or 0.0)
 
-    def _report(self, round: int, spread: float, got: Collected, clients: frozenset[int]) -> None:
-        events = self._client_events(round, spread, got)
-        exploded = self._exploded(events)
-        self._tell_explosion(exploded, round)
+    def _report(self, round: int, spread: float, got: Collected) -> None:
+        algorithm, clients = self.group.algorithm, self.config.clients
+        epochs, rounds = clients.local_epochs, self.config.rounds
+        at = progress(round, rounds, epochs - 1, epochs, spread, like=got.prototypes)
+        events = round_events.of_clients(algorithm, got, self.samples, round, at)
+        exploded = round_events.exploded(algorithm.rule, events)
+        self._tell_explosion(exploded)
         used = torch.tensor([e.lambda_effective for e in events], dtype=torch.float64)
         self.outcome.lambda_effective = {
             "min": float(used.min()),
             "median": float(used.quantile(0.5)),
             "max": float(used.max()),
         }
-        trained = sum(self.trained[k] for k in clients) * self.config.clients.local_epochs
-        evaluated = "evaluate" in self._seconds
+        trained = sum(self.trained[k] for k in got.clients.tolist()) * epochs
+        evaluated = "evaluate" in self._spent.phases
         summary = RoundEvent(
             round=round,
             rounds=self.config.rounds,
@@ -203,98 +273,55 @@ class Federation:
             global_prototype_std=consensus.global_prototype_std(self.server.state.prototypes),
             model_variance=self._variance if evaluated else None,
             lambda_exploded=len(exploded),
-            seconds=dict(self._seconds),
+            seconds=dict(self._spent.phases),
             samples_per_second=trained
-            / max(self._seconds["train"] + self._seconds["collect"], 1e-9),
-            bytes_communicated=self._traffic * self.comm.size,
+            / max(self._spent.phases["train"] + self._spent.phases["collect"], 1e-9),
+            bytes_communicated=self._spent.traffic * self.comm.size,
         )
         self.telemetry.write([*events, summary], own=set(self.group.clients))
 
-    def _exploded(self, events: Sequence[ClientEvent]) -> list[ClientEvent]:
-        """Clients whose learned raw lambda is above its limit."""
-        rule = self.group.algorithm.rule
-        return [e for e in events if rule.learner is not None and e.lambda_raw > rule.limit]
-
-    def _tell_explosion(self, exploded: Sequence[ClientEvent], round: int) -> None:
+    def _tell_explosion(self, exploded: Sequence[ClientEvent]) -> None:
         """A warning when the first lambda is above its limit, and not every round after."""
-        if not exploded or self._told:
-            return
-        rule, worst = self.group.algorithm.rule, max(exploded, key=lambda e: e.lambda_raw)
-        message = (
-            f"raw lambda of {len(exploded)} client(s) is above {rule.limit:g}: client "
-            f"{worst.client} has {worst.lambda_raw:.4g}"
-        )
-        if math.isfinite(worst.lambda_equilibrium):
-            message += f", its closed form is {worst.lambda_equilibrium:.4g}"
-        if rule.has_sigma_loss:
-            message += ". algorithm.rule.guard or algorithm.rule.bound holds it"
-        self.telemetry.write([WarningEvent(round, message)])
-        self._told = True
+        if exploded and not self._told:
+            self._warn(round_events.explosion(self.group.algorithm.rule, exploded))
+            self._told = True
 
-    def _client_events(self, round: int, spread: float, got: Collected) -> list[ClientEvent]:
-        epochs, rule = self.config.clients.local_epochs, self.group.algorithm.rule
-        at = progress(round, self.config.rounds, epochs - 1, epochs, spread, like=got.prototypes)
-        columns = got.columns
-        equilibrium = rule.equilibrium(
-            columns["base"], columns["align"], columns["lambda_raw"], columns["rest"], at
-        )
-        names = self.group.algorithm.term_names
-        return [
-            ClientEvent(
-                round=round,
-                client=client,
-                samples=self.samples[client],
-                base_loss=float(columns["base"][i]),
-                align_loss=float(columns["align"][i]),
-                lambda_raw=float(columns["lambda_raw"][i]),
-                lambda_effective=float(columns["lambda_effective"][i]),
-                lambda_equilibrium=float(equilibrium[i]),
-                sigma_sq_local=float(columns["log_var_local"][i].exp()),
-                sigma_sq_align=float(columns["log_var_align"][i].exp()),
-                annealing_factor=float(rule.factor(at)),
-                gradient_norm=float(columns["norm"][i]),
-                terms=dict(zip(names, got.terms[i].tolist(), strict=True)),
-            )
-            for i, client in enumerate(got.clients.tolist())
-        ]
-
-    def _account(self, clients: frozenset[int], began: float) -> None:
+    def _account(self, clients: frozenset[int]) -> None:
         """Add this round to the totals of the run."""
-        out = self.outcome
+        out, spent = self.outcome, self._spent
         out.samples += sum(self.trained[k] for k in clients) * self.config.clients.local_epochs
-        out.bytes_communicated += self._traffic * self.comm.size
-        out.wall_seconds += time.monotonic() - began
-        for phase, seconds in self._seconds.items():
+        out.bytes_communicated += spent.traffic * self.comm.size
+        for phase, seconds in spent.phases.items():
+            out.wall_seconds += seconds
             out.phase_seconds[phase] = out.phase_seconds.get(phase, 0.0) + seconds
 
-    def _try_to_save(self, round: int) -> None:
-        """A checkpoint; if the disk is full it is told, and the run goes on."""
-        try:
-            self._save(round)
-        except StorageError as error:
-            message = f"no checkpoint of round {round}: {error}. Older ones stay; the run goes on"
-            self.telemetry.checkpoint_failed()
-            self.telemetry.write([WarningEvent(round, message)])
-
-    def _save(self, round: int) -> None:
-        """A checkpoint of the state before `round`, unless there is one."""
-        if self._saved == round:
-            return
-        state = self.server.state
+    def _contents(self) -> Contents:
+        """What a checkpoint keeps of this rank: between two rounds, or in the middle of one."""
+        state, group = self.server.state, self.group
         tensors = {"prototypes": state.prototypes, "anchors": self.server.anchors}
         tensors |= {f"weights/{k}": v for k, v in (state.weights or {}).items()}
         tensors |= {f"control/{k}": v for k, v in state.control.items()}
+        own = {"clients": Rows(group.clients, group.state.tensors())}
+        within = None
+        if group.within is not None and self._pauses_taken:
+            within = {"pauses": self._pauses_taken, "spent": vars(self._spent)}
+            own["round"] = Rows(group.clients, group.within.tensors())
+            own["lanes"] = Rows(*group.within.under_way(group.clients))
         facts = {
             "config": self.identity,
+            "model": self.model,
             "first_spread": state.first_spread,
             "prototype_std": state.prototype_std,
             "outcome": self.outcome.facts(),
+            "trained": sorted(self._trained),
+            "round": self.outcome.rounds,
+            "within": within,
         }
-        began = time.monotonic()
-        own = flatten_state(self.group.state)
-        self.checkpoints.save(round, {"server": tensors}, facts, self.group.clients, own)
-        self._saved = round
-        self.telemetry.checkpointed(time.monotonic() - began)
+        score = None if within or not self._evaluated else self.outcome.test_accuracy
+        return Contents(shared={"server": tensors}, facts=facts, own=own, score=score)
+
+    def _warn(self, words: str) -> None:
+        self.telemetry.write([WarningEvent(self.outcome.rounds, words)])
 
     def _sign(self) -> None:
         """SHA-256 of prototypes and parameters in client-id order: equal on any number of ranks."""
@@ -316,22 +343,26 @@ class Federation:
         out.prototypes_sha256 = hashlib.sha256("".join(prototypes).encode()).hexdigest()
         out.parameters_sha256 = hashlib.sha256("".join(parameters).encode()).hexdigest()
 
-    def _participants(self, round: int) -> set[int]:
-        config = self.config
-        return set(participants(self.server.clients, config.clients.per_round, config.seed, round))
-
     def _last(self, round: int) -> bool:
         return round + 1 == self.config.rounds
 
     @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
+    def _timed(self, name: str) -> Iterator[None]:
+        """Time spent inside counts as that phase of the round."""
         began = time.monotonic()
         yield
-        self._seconds[name] = time.monotonic() - began
-        self.telemetry.phase(name, self._seconds[name])
+        seconds = time.monotonic() - began
+        self._spent.phases[name] = self._spent.phases.get(name, 0.0) + seconds
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """The same, and the phase is then over."""
+        with self._timed(name):
+            yield
+        self.telemetry.phase(name, self._spent.phases[name])
 
     def _watch(self, operation: str, size: int, seconds: float) -> None:
-        self._traffic += size
+        self._spent.traffic += size
         self.telemetry.traffic(operation, size, seconds)
 
 

@@ -14,7 +14,7 @@ from data_shards.sources import SOURCES
 from fedcore.algorithms import Algorithm, resolve
 from fedcore.algorithms.resolve import check_settings
 from fedcore.batch import held_out_of
-from fedcore.checkpoint import Checkpoints
+from fedcore.checkpoint_writer import Checkpoints
 from fedcore.clients.assign import balance, form_lanes
 from fedcore.clients.group import ClientGroup
 from fedcore.clients.optim import Hyper
@@ -83,7 +83,7 @@ def build(
     store: Path,
     world: World,
     telemetry: Telemetry,
-    checkpoint_folder: Path,
+    checkpoints: Checkpoints,
     identity: dict[str, Any],
 ) -> Federation:
     """Everything of a run on this rank; raises the same error on every rank if any rank fails."""
@@ -112,11 +112,17 @@ def build(
         group,
         server,
         Evaluator(comm, model, test, config.seed, config.evaluate.batch_size),
-        Checkpoints(checkpoint_folder, comm, config.checkpoint.keep),
+        checkpoints,
         telemetry,
         samples=samples,
-        stopping=world.stopping,
+        pauses=world.pauses,
         identity=identity,
+        model={
+            "name": config.model.name,
+            "shape": list(manifest.shape),
+            "classes": manifest.classes,
+            "feature_dim": config.model.feature_dim,
+        },
     )
 
 
@@ -152,6 +158,7 @@ def _group(
         rounds=config.rounds,
         epochs=config.clients.local_epochs,
         autocast=config.precision == "bf16",
+        out_of_memory=config.clients.out_of_memory,
     )
 
 

@@ -65,9 +65,8 @@ class Federated:
             if world.comm.rank == 0:
                 counts = [part.label_counts for part in self._opened.clients]
                 run.write_clients(self._opened.classes, counts)
-        self.federation = build(
-            self.config, self.store, world, telemetry, run.checkpoints, identity
-        )
+        checkpoints = run.checkpoints_of(self.config, world, "round")
+        self.federation = build(self.config, self.store, world, telemetry, checkpoints, identity)
         return self.federation
 
     def facts(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from data_shards.tars import check
 from data_shards.text.manifest import TokenManifest
 from data_shards.text.read import TokenStream
-from fedcore.checkpoint import Checkpoints
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
 from fedcore.lm.engine import Engine, PlainEngine, Trained
@@ -175,10 +174,10 @@ class LanguageModel:
             optimiser = build_optimizer(model, scaled(self.lm), one_each=each)
             group_rates = GroupRates(self.lm, rates(self.lm), model, optimiser)
         engine = self._engine(model, optimiser, world)
-        checkpoints = Checkpoints(run.checkpoints, comm, config.checkpoint.keep, "step")
+        checkpoints = run.checkpoints_of(config, world, "step")
         alone = self.lm.federated is None
         monitor = Monitor(self.lm, group_rates.rates, group_rates.monitored(), predicts=alone)
-        ledger = Ledger(config, comm, data, checkpoints, telemetry, world.stopping, identity)
+        ledger = Ledger(config, comm, data, checkpoints, telemetry, world.pauses, identity)
         self.outcome, self.engine = ledger.outcome, engine
         if not isinstance(engine, PlainEngine) or self.lm.federated is None:
             return LMRun(engine, data, group_rates, monitor, ledger)

@@ -18,6 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from fedcore.checkpoint import write_atomically
+from fedcore.checkpoint_writer import Checkpoints, Unit
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, StorageError
 from launcher.world import World
@@ -41,6 +42,19 @@ class RunDir:
     def checkpoints(self) -> Path:
         """`round_00007/` and so on, and the pointer `latest`."""
         return self.path / "checkpoints"
+
+    def checkpoints_of(self, config: RunConfig, world: World, unit: Unit) -> Checkpoints:
+        """What writes them, as a configuration says. Collective."""
+        settings = config.checkpoint
+        world.pauses.begin(settings.minutes)
+        return Checkpoints(
+            self.checkpoints,
+            world.comm,
+            settings.keep,
+            unit,
+            keep_best=settings.keep_best,
+            asynchronous=settings.asynchronous,
+        )
 
     @property
     def targets(self) -> Path:

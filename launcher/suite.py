@@ -124,7 +124,9 @@ class Suite:
     def _all(self, here: world.World) -> int:
         """Run them; the exit code of the list."""
         for run in self.mine:
-            code = STOPPED if on_any(here.comm, here.stopping()) else self._one(here, run)
+            code = (
+                STOPPED if on_any(here.comm, here.pauses.stop_requested) else self._one(here, run)
+            )
             if self.job is not None and self.job.is_alone:
                 return code
             self._clear(here)

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,8 +24,8 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from fedcore.config import RunConfig
 from fedcore.errors import CollectiveError, ConfigError
 from fedcore.server.comm import Comm, LocalComm, TorchComm
-
-BEAT = 1.0  # seconds between signs of life
+from fedcore.server.pause import Pauses
+from launcher.heartbeat import Heartbeat
 
 
 @dataclass(frozen=True)
@@ -116,25 +115,21 @@ class World:
     node: str = field(
         default_factory=lambda: os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     )
-    stop_requested: bool = False
-    watch: Watch | None = None
-
-    def stopping(self) -> bool:
-        """Whether this rank was asked to stop at the next round."""
-        return self.stop_requested
+    pauses: Pauses = field(default_factory=Pauses)
+    heartbeat: Heartbeat | None = None
 
     def meet(self, name: str, patience: float) -> bool:
         """Whether all ranks come to the point of that name within so many seconds.
 
         Asks the store, not a collective: some ranks may still be waiting in another one.
         """
-        if self.watch is None:
+        if self.heartbeat is None:
             return True
         keys = [f"met/{name}/{rank}" for rank in range(self.place.size)]
         until = time.monotonic() + patience
         try:
-            self.watch.store.set(keys[self.place.rank], "here")
-            while not (all_here := self.watch.store.check(keys)) and time.monotonic() < until:
+            self.heartbeat.store.set(keys[self.place.rank], "here")
+            while not (all_here := self.heartbeat.store.check(keys)) and time.monotonic() < until:
                 time.sleep(0.1)
         except (RuntimeError, OSError):
             return False
@@ -145,8 +140,8 @@ class World:
         if together:
             with contextlib.suppress(CollectiveError):
                 self.comm.barrier()
-        if self.watch:
-            self.watch.end()
+        if self.heartbeat:
+            self.heartbeat.end()
         if dist.is_initialized() and together:
             dist.destroy_process_group()
 
@@ -170,10 +165,17 @@ def join(config: RunConfig, on_lost: Callable[[CollectiveError], None]) -> World
     else:
         store = _connect(place, config.server.timeout)
         _join_group(place, device, store, config.server.timeout)
-        watch = Watch(
-            place, _connect(place, config.server.timeout), config.server.heartbeat, on_lost
+        pauses = Pauses(leads=place.rank == 0, alone=False)
+        heartbeat = Heartbeat(
+            place.rank,
+            place.size,
+            _connect(place, config.server.timeout),
+            config.server.heartbeat,
+            pauses,
+            on_lost,
         )
-        world = World(place, device, TorchComm(device), watch=watch)
+        comm = TorchComm(device, config.server.timeout)
+        world = World(place, device, comm, pauses=pauses, heartbeat=heartbeat)
     _listen(world)
     return world
 
@@ -231,72 +233,14 @@ def _join_group(place: Place, device: torch.device, store: Store, timeout: float
 
 
 def _listen(world: World) -> None:
-    """SIGTERM, SIGUSR1 and Ctrl-C ask for a stop at the next round; a second Ctrl-C is obeyed."""
+    """SIGTERM, SIGUSR1 and Ctrl-C ask for a stop at the next step; a second Ctrl-C is obeyed."""
+    pauses, pressed = world.pauses, False
 
     def asked(number: int, frame: object) -> None:
-        if number == signal.SIGINT and world.stop_requested:
+        nonlocal pressed
+        if number == signal.SIGINT and pressed:
             raise KeyboardInterrupt
-        world.stop_requested = True
+        pressed = pauses.stop_requested = True
 
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, asked)
-
-
-class Watch:
-    """Signs of life through the store, so that a dead or frozen rank ends the others soon.
-
-    Each rank beats for itself and watches the next rank only; what one finds it posts for all.
-    A rank waiting in a collective would else learn of a frozen peer after the collective's timeout.
-    """
-
-    def __init__(
-        self,
-        place: Place,
-        store: Store,
-        patience: float,
-        on_lost: Callable[[CollectiveError], None],
-    ) -> None:
-        self.place, self.store, self.patience, self.on_lost = place, store, patience, on_lost
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """Stop watching: the ranks part on purpose."""
-        self._over.set()
-        self._thread.join(timeout=2 * BEAT)
-
-    def _run(self) -> None:
-        beats, seen = 0, ""
-        since = woke = time.monotonic()
-        neighbour = (self.place.rank + 1) % self.place.size
-        while not self._over.wait(BEAT):
-            slept, woke = time.monotonic() - woke, time.monotonic()
-            if slept > 3 * BEAT:  # this process itself was suspended: judge nobody by it
-                since = woke
-            try:
-                beats += 1
-                self.store.set(f"beat{self.place.rank}", str(beats))
-                if self.store.check(["lost"]):
-                    return self._lost(self.store.get("lost").decode())
-                now = self._beat_of(neighbour)
-            except (RuntimeError, OSError):
-                if self._over.is_set():
-                    return None
-                return self._lost("the rendezvous store is gone: its node or rank 0 was lost")
-            if now != seen:
-                seen, since = now, time.monotonic()
-            elif time.monotonic() - since > self.patience:
-                words = f"rank {neighbour} gave no sign of life for {self.patience:g} s"
-                with contextlib.suppress(RuntimeError, OSError):  # the store may be gone as well
-                    self.store.set("lost", words)
-                return self._lost(words)
-        return None
-
-    def _beat_of(self, rank: int) -> str:
-        key = f"beat{rank}"
-        return self.store.get(key).decode() if self.store.check([key]) else ""
-
-    def _lost(self, words: str) -> None:
-        if not self._over.is_set():
-            self.on_lost(CollectiveError("heartbeat", self.place.rank, words))

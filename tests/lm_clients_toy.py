@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedcore.checkpoint import Checkpoints
+from fedcore.checkpoint_writer import Checkpoints
 from fedcore.config import RunConfig
 from fedcore.lm.engine import PlainEngine, Trained
 from fedcore.lm.federated import LMFederation
@@ -30,6 +30,7 @@ from fedcore.lm.train import LMRun
 from fedcore.lm.turns import Turns, dealt
 from fedcore.seeds import generator
 from fedcore.server.comm import Comm, LocalComm
+from fedcore.server.pause import Pauses
 from fedcore.telemetry.events import Event
 from fedcore.telemetry.telemetry import Telemetry
 
@@ -135,7 +136,6 @@ def build(
     comm: Comm | None = None,
     clients: int = 5,
     engine: type[PlainEngine] = PlainEngine,
-    stopping: Callable[[], bool] = lambda: False,
 ) -> tuple[Any, Recorder]:
     """The federation on this rank, or the ordinary run on all clients' text; and its events."""
     lm, comm = config.lm, comm or LocalComm()
@@ -147,7 +147,7 @@ def build(
     monitor = Monitor(lm, group_rates.rates, group_rates.monitored(), predicts=False)
     checkpoints, sink = Checkpoints(folder, comm, 2, "step"), Recorder()
     text = ToyText(*range(clients))
-    ledger = Ledger(config, comm, text, checkpoints, Telemetry([sink]), stopping, {})
+    ledger = Ledger(config, comm, text, checkpoints, Telemetry([sink]), Pauses(), {})
     if lm.federated is None:
         return LMRun(own, text, group_rates, monitor, ledger), sink
     everyone = range(clients)

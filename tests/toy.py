@@ -63,8 +63,10 @@ class ToyData:
     def steps(self, client: int) -> int:
         return -(-self.sizes[client] // self.batch)
 
-    def epoch(self, clients: Sequence[int], round: int, epoch: int) -> Iterator[Batch]:
-        for step in range(max(map(self.steps, clients))):
+    def epoch(
+        self, clients: Sequence[int], round: int, epoch: int, first: int = 0
+    ) -> Iterator[Batch]:
+        for step in range(first, max(map(self.steps, clients))):
             parts = [self._one(k, round, epoch, step) for k in clients]
             yield Batch(*(torch.stack(column) for column in zip(*parts, strict=True)))
 

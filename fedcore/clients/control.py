@@ -7,6 +7,8 @@ average for plain SGD; taken directly, it also holds with momentum and a changin
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from fedcore.clients.optim import over
 from fedcore.clients.state import ClientState, Tensors
 
@@ -29,8 +31,8 @@ def correct(grads: Tensors, state: ClientState, server: Tensors) -> tuple[Tensor
     return corrected, kept
 
 
-def end_round(state: ClientState, before: ClientState) -> None:
-    """c_k becomes the mean gradient of the round; `before` is the state at its start."""
-    steps = (state.steps - before.steps).clamp(min=1)
+def end_round(state: ClientState, before: Tensor) -> None:
+    """c_k becomes the mean gradient of the round; before: steps [K] done at its start."""
+    steps = (state.steps - before).clamp(min=1)
     for name, total in state.kept_under(SUM).items():
         state.kept[f"{OWN}/{name}"] = total / over(steps, total).to(total.dtype)

@@ -15,8 +15,10 @@ from fedcore.clients import control, learn
 from fedcore.clients.lanes import over_clients
 from fedcore.clients.optim import Hyper, over
 from fedcore.clients.readings import READINGS, Totals
+from fedcore.clients.room import Answer, Room, is_out_of_memory
 from fedcore.clients.state import ClientState, Tensors
 from fedcore.clients.step import Lane, Setup, Targets, local_step, look
+from fedcore.clients.within import DONE, TO_DO, LaneRound, Within
 from fedcore.models.proto_head import ProtoHead
 from fedcore.objective.anchors import ANCHORS
 from fedcore.objective.learners import GradNorm, Hypergradient
@@ -61,12 +63,13 @@ class ClientGroup:
         rounds: int,
         epochs: int,
         autocast: bool = False,
+        out_of_memory: Answer = "fail",
     ) -> None:
         self.lanes = [list(lane) for lane in lanes]
         self.clients = sorted(k for lane in self.lanes for k in lane)
         self.data, self.model, self.algorithm, self.hyper = data, model, algorithm, hyper
         self.setup = Setup(model, algorithm, hyper, autocast)
-        self.rounds, self.epochs = rounds, epochs
+        self.rounds, self.epochs, self.room = rounds, epochs, Room(out_of_memory)
         self.label_counts = self._stack([data.label_counts(k) for k in self.clients])  # [K, C]
         first = algorithm.rule.first_log_var(self.label_counts)
         like = model.prototypes
@@ -77,6 +80,7 @@ class ClientGroup:
         )
         if algorithm.control_variates:
             self.state.keep(control.OWN, self.state.params)
+        self.within: Within | None = None  # of the round that is under way
         if isinstance(algorithm.rule.learner, GradNorm):
             self.state.kept[learn.FIRST] = torch.zeros_like(self.state.log_var)
 
@@ -86,82 +90,175 @@ class ClientGroup:
 
     def train(self, order: Order, tick: Ticker = lambda samples: None) -> Upload:
         """All local epochs of this round for the participants of this rank."""
+        self.advance(order, tick)
+        return self.finish(order)
+
+    def advance(
+        self,
+        order: Order,
+        tick: Ticker = lambda samples: None,
+        pause: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Go on with the round; whether all of it is done.
+
+        pause: asked before each step; once it says so, False is returned and `within` holds what
+        is done so far. The next call goes on from there.
+        """
+        if self.within is None:
+            self.within = self._begin(order)
+        while lane := self._next_lane(self.within, self._taking_part(order)):
+            try:
+                if not self._go_on(self.within, lane, order, tick, pause):
+                    return False
+                continue
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                why = str(error)
+            # outside of the handler: the error holds on to the tensors of the step
+            self.room.make(self.within, lane, [self.clients[i] for i in lane.rows], why)
+        return True
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a client has trained in the round that is under way."""
+        work = self.within
+        return work is not None and (bool(work.done.any()) or any(x.has_begun for x in work.lanes))
+
+    def finish(self, order: Order) -> Upload:
+        """What came of the round, once all of it is done."""
+        work, self.within = self.within, None
+        assert work is not None, "advance comes first"
+        if not self.hyper.carry_momentum:  # neither held nor saved between rounds
+            self.state.memory = {}
+        return self._upload([i for i in self._taking_part(order) if work.done[i] == DONE], work)
+
+    def _taking_part(self, order: Order) -> list[int]:
+        """The rows of this rank's participants."""
+        return [i for i, k in enumerate(self.clients) if k in order.participants]
+
+    def _begin(self, order: Order) -> Within:
+        """Nothing of the round is done."""
         if order.weights is not None:
             self.load(order.weights)
         if not self.state.memory:
             self.state.forget_momentum()
-        rows = [i for i, k in enumerate(self.clients) if k in order.participants]
-        results = [self._train_lane(lane, order, tick) for lane in self._rows_of_lanes(set(rows))]
-        if not self.hyper.carry_momentum:  # neither held nor saved between rounds
-            self.state.memory = {}
-        return self._upload(rows, results)
+        return self.nothing_done()
+
+    def nothing_done(self) -> Within:
+        """The work of a round in which no client has trained."""
+        prototypes, width = self.state.params["prototypes"], len(READINGS)
+        table = prototypes.new_zeros(
+            len(self.clients), width + len(self.algorithm.terms), dtype=torch.float64
+        )
+        means = torch.zeros_like(prototypes) if self.algorithm.upload == "mean_features" else None
+        return Within(torch.full((len(self.clients),), TO_DO), table, means)
+
+    def go_on_from(self, work: Tensors, under_way: Sequence[int], lanes: Tensors) -> None:
+        """Be in the middle of a round: what `Within.tensors` (rows of `clients`) and
+        `Within.under_way` gave, on whichever ranks. The state is filled already."""
+        self.within = self.nothing_done()
+        self.within.fill(work)
+        self.within.take(self.clients, under_way, lanes, self.state)
 
     def load(self, weights: Tensors) -> None:
         """Overwrite every client's model with `weights` (each [...], no client axis)."""
         for name, value in self.state.model_tensors().items():
             value.copy_(weights[name].expand_as(value))
 
-    def _rows_of_lanes(self, taking_part: set[int]) -> list[list[int]]:
-        """Rows of each lane that take part; the same lanes on any number of ranks."""
-        row = {client: i for i, client in enumerate(self.clients)}
-        lanes = [[row[k] for k in lane if row[k] in taking_part] for lane in self.lanes]
-        return [lane for lane in lanes if lane]
+    def _next_lane(self, work: Within, taking_part: list[int]) -> LaneRound | None:
+        """One that is under way, else the next with clients to do, else None.
 
-    def _train_lane(self, lane: list[int], order: Order, tick: Ticker) -> _LaneResult:
-        where = torch.tensor(lane)
-        part = self.state.take(where)
-        before, ids = part, [self.clients[i] for i in lane]
+        Lanes are the same on any number of ranks.
+        """
+        if work.lanes:
+            return work.lanes[0]
+        row, to_do = {client: i for i, client in enumerate(self.clients)}, set(taking_part)
+        for lane in self.lanes:
+            left = work.left([row[k] for k in lane if row[k] in to_do])
+            if left:
+                return self._enter(work, left[: self.room.width])
+        return None
+
+    def _enter(self, work: Within, rows: list[int]) -> LaneRound:
+        """A lane of these rows, at the start of the round."""
+        lane = LaneRound(rows, self.state.take(torch.tensor(rows)))
         if self.algorithm.control_variates:
-            control.begin_round(part)
-        for epoch in range(self.epochs):
-            at = progress(
-                order.round, self.rounds, epoch, self.epochs, order.spread, like=part.log_var
-            )
-            fixed = self._fixed(where, before, order, at)
-            part, total = self._epoch(ids, part, fixed, order, epoch, at, tick)
+            control.begin_round(lane.part)
+        work.lanes.append(lane)
+        return lane
+
+    def _go_on(
+        self,
+        work: Within,
+        lane: LaneRound,
+        order: Order,
+        tick: Ticker,
+        pause: Callable[[], bool],
+    ) -> bool:
+        """Train a lane until the round is over for it; False if it paused before that."""
+        ids, rows = [self.clients[i] for i in lane.rows], torch.tensor(lane.rows)
+        for epoch in range(lane.epoch, self.epochs):
+            like = lane.part.log_var
+            at = progress(order.round, self.rounds, epoch, self.epochs, order.spread, like=like)
+            fixed = self._fixed(rows, order, at)
+            if not self._epoch(ids, lane, fixed, order, at, tick, pause):
+                return False
+            if epoch + 1 < self.epochs:
+                lane.epoch, lane.step = epoch + 1, 0
         if self.algorithm.control_variates:
-            control.end_round(part, before)
+            control.end_round(lane.part, self.state.steps[rows])
         means = None
         if self.algorithm.upload == "mean_features":
-            means = self._mean_features(ids, part, fixed, order)
-        part.drop("round")
-        self.state.put(where, part)
-        return _LaneResult(lane, total.readings(part, self.algorithm), means)
+            means = self._mean_features(ids, lane.part, fixed, order)
+        lane.part.drop("round")
+        self.state.put(rows, lane.part)
+        work.finish(lane, lane.totals.readings(lane.part, self.algorithm), means)
+        return True
 
-    def _fixed(self, lane: Tensor, start: ClientState, order: Order, at: Progress) -> Lane:
-        """The lane's label counts, and its anchors: the same for all, or each client's own path."""
-        counts = self.label_counts[lane].to(start.log_var.device)
+    def _fixed(self, rows: Tensor, order: Order, at: Progress) -> Lane:
+        """A lane's label counts, and its anchors: the same for all, or each client's own path.
+
+        While a lane is under way, the group's state is still that of the round's start.
+        """
+        start = self.state.params["prototypes"][rows]
+        counts = self.label_counts[rows].to(start.device)
         anchors, name = order.targets.anchors, self.algorithm.anchor
         if name is not None:
-            anchors = ANCHORS.get(name).target(anchors, start.params["prototypes"], at.local)
-        return Lane(counts, anchors.expand(len(start), *order.targets.anchors.shape))
+            anchors = ANCHORS.get(name).target(anchors, start, at.local)
+        return Lane(counts, anchors.expand(len(rows), *order.targets.anchors.shape))
 
     def _epoch(
         self,
         ids: list[int],
-        part: ClientState,
+        lane: LaneRound,
         fixed: Lane,
         order: Order,
-        epoch: int,
         at: Progress,
         tick: Ticker,
-    ) -> tuple[ClientState, Totals]:
-        """One local epoch of a lane."""
-        sizes, total = [self.data.trained(k) for k in ids], Totals()
-        learner = self.algorithm.rule.learner
-        forward = isinstance(learner, Hypergradient)
-        horizon = learner.horizon if isinstance(learner, Hypergradient) else 1
-        for number, batch in enumerate(self.data.epoch(ids, order.round, epoch)):
+        pause: Callable[[], bool],
+    ) -> bool:
+        """What is left of one local epoch of a lane; False if it paused before the end."""
+        sizes, learner = [self.data.trained(k) for k in ids], self.algorithm.rule.learner
+        horizon = learner.horizon if isinstance(learner, Hypergradient) else 0
+        epoch, batches = lane.epoch, self.data.epoch(ids, order.round, lane.epoch, lane.step)
+        for number, batch in enumerate(batches, lane.step):
+            if pause():
+                return False
             held_out = None
-            if forward and number % horizon == 0:
-                learn.begin_window(part)
-            if forward and (number + 1) % horizon == 0:
+            if horizon and number % horizon == 0:
+                learn.begin_window(lane.part)
+            if horizon and (number + 1) % horizon == 0:
                 held_out = self.data.held_out(ids, order.round, epoch, number)
-            part, step = local_step(self.setup, part, batch, fixed, order.targets, at, held_out)
-            total.add(step, batch.active)
+            lane.part, step = local_step(
+                self.setup, lane.part, batch, fixed, order.targets, at, held_out
+            )
+            lane.totals = lane.totals if number else Totals()
+            lane.totals.add(step, batch.active)
+            lane.step = number + 1
             rows = batch.labels.shape[1]
             tick(sum(min(rows, max(0, n - number * rows)) for n in sizes))
-        return part, total
+        return True
 
     @torch.no_grad()
     def _mean_features(
@@ -188,26 +285,12 @@ class ClientGroup:
             self.model.train()
         return total[:, :, :-1] / total[:, :, -1:].clamp(min=1)
 
-    def _upload(self, rows: list[int], results: list[_LaneResult]) -> Upload:
-        prototypes = self.state.params["prototypes"]
-        width = len(READINGS) + len(self.algorithm.terms)
-        table = prototypes.new_zeros(len(self.clients), width, dtype=torch.float64)
-        if self.algorithm.upload == "mean_features":
-            prototypes = torch.zeros_like(prototypes)
-        for lane, readings, means in results:
-            table[torch.tensor(lane)] = readings
-            if means is not None:
-                prototypes[torch.tensor(lane)] = means
+    def _upload(self, rows: list[int], work: Within) -> Upload:
+        prototypes = self.state.params["prototypes"] if work.means is None else work.means
         chosen = torch.tensor(rows, dtype=torch.int64)
         return Upload(
             torch.tensor([self.clients[i] for i in rows], dtype=torch.int64),
             prototypes[chosen],
             self.label_counts[chosen],
-            table[chosen],
+            work.table[chosen],
         )
-
-
-class _LaneResult(NamedTuple):
-    rows: list[int]  # of the group's state
-    readings: Tensor  # [K, len(READINGS) + n]
-    mean_features: Tensor | None  # [K, C, D]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedcore.algorithms import Algorithm
 from fedcore.clients.optim import over
-from fedcore.clients.state import ClientState
+from fedcore.clients.state import ClientState, Tensors
 from fedcore.clients.step import StepReadings
 
 READINGS = (
@@ -28,7 +28,7 @@ class Totals:
     """Readings of one local epoch: means of the losses, the last step's lambda. No sync in here."""
 
     def __init__(self) -> None:
-        self.steps: Tensor | None = None
+        self.steps: Tensor | None = None  # [K] steps so far
 
     def add(self, step: StepReadings, active: Tensor) -> None:
         on = active.to(step.terms.dtype)
@@ -44,6 +44,23 @@ class Totals:
             for new, old in zip(step, self.last, strict=True)
         ]
         self.last = StepReadings(*keep)
+
+    def tensors(self) -> Tensors:
+        """All of it by name, each [K, ...]; nothing before the first step."""
+        if self.steps is None:
+            return {}
+        sums = {"steps": self.steps, "terms": self.terms, "base": self.base, "align": self.align}
+        return sums | {f"last/{k}": v for k, v in self.last._asdict().items()}
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> Totals:
+        """What `tensors` gave."""
+        totals = cls()
+        if tensors:
+            totals.steps, totals.terms = tensors["steps"], tensors["terms"]
+            totals.base, totals.align = tensors["base"], tensors["align"]
+            totals.last = StepReadings(*(tensors[f"last/{k}"] for k in StepReadings._fields))
+        return totals
 
     def readings(self, state: ClientState, algorithm: Algorithm) -> Tensor:
         """[K, len(READINGS) + n] float64 in the order of READINGS, then the terms."""

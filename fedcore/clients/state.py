@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
+GROUPS = ("params", "buffers", "memory", "kept")
 
 
 @dataclass
@@ -77,6 +78,35 @@ class ClientState:
             return mine
 
         _each(write, self, part)
+
+    def tensors(self) -> Tensors:
+        """All of it by name, each [K, ...]: `params/...`, `log_var` and so on."""
+        flat = {"log_var": self.log_var, "steps": self.steps}
+        for group in GROUPS:
+            flat |= {f"{group}/{k}": v for k, v in getattr(self, group).items()}
+        return flat
+
+    @classmethod
+    def of(cls, tensors: Tensors, like: ClientState) -> ClientState:
+        """What `tensors` gave, in the order of `like`: a sum over parameters rounds by its order,
+        and a file has them in another one."""
+        place = {name: i for i, name in enumerate([*like.model_tensors(), "log_var"])}
+        groups: dict[str, Tensors] = {group: {} for group in GROUPS}
+        for name in sorted(tensors, key=lambda name: place.get(name.rpartition("/")[2], -1)):
+            group, _, key = name.partition("/")
+            if key:
+                groups[group][key] = tensors[name]
+        return cls(log_var=tensors["log_var"], steps=tensors["steps"], **groups)
+
+    def fill(self, name: str, rows: Tensor, values: Tensor) -> None:
+        """Write `values` [len(rows), ...] of the tensor that `tensors` calls so; in place."""
+        group, _, key = name.partition("/")
+        if group == "memory" and not self.memory:
+            self.forget_momentum()
+        if group == "kept" and key not in self.kept:
+            self.kept[key] = values.new_zeros(len(self), *values.shape[1:]).to(self.log_var.device)
+        target = getattr(self, group)[key] if key else getattr(self, group)
+        target[rows.to(target.device)] = values.to(target)
 
     def where(self, active: Tensor, other: ClientState) -> ClientState:
         """This state for clients that are active [K], `other` for the rest."""

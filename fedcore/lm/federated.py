@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from fedcore.checkpoint import Checkpoint
+from fedcore.checkpoint_writer import Contents, Rows
 from fedcore.lm.curves import Curves
 from fedcore.lm.ledger import Ledger, LMOutcome
 from fedcore.lm.measure import sizes
 from fedcore.lm.monitors import Measured, Monitor
 from fedcore.lm.outer import Outer
-from fedcore.lm.turns import Turns
+from fedcore.lm.turns import Turn, Turns
 from fedcore.server.average import average_models
 from fedcore.server.participants import participants
+from fedcore.server.pause import Wish
 from fedcore.telemetry.events import LMResumeEvent
 
 LEFT = "left"  # of the initialisation: a number that goes through the rounds as a weight does
@@ -48,19 +50,18 @@ class LMFederation:
         self.decayed = [n for g in self.rates.groups if g["name"] != "no_decay" for n in g["names"]]
         self._seen = dict.fromkeys(self.clients, 0)  # steps each has trained
         self._done, self._began = 0, 0.0
+        self._turns: dict[int, Turn] = {}  # done in the round that is under way
+        self._pauses = 0  # taken in it
         self.curves = Curves(self.comm, -(-len(self.clients) // self.comm.size))
 
     def run(self) -> LMOutcome:
         """All remaining rounds. Raises `Stopped` after a checkpoint when asked to stop."""
-        if self._done == 0:
-            self._read(0, None)
-        self._began = time.monotonic()
-        while self._done < self.lm.steps:
-            if self.ledger.anyone_asked():
-                self._line(None)
-                self._save(last=True)
-                raise self.ledger.stopped(self._done)
-            self._round()
+        with self.ledger.saving:
+            if self._done == 0:
+                self._read(0, None)
+            self._began = time.monotonic()
+            while self._done < self.lm.steps:
+                self._round()
         return self.outcome
 
     def _round(self) -> None:
@@ -71,7 +72,7 @@ class LMFederation:
         seed, share = self.ledger.config.seed, self.settings.per_round
         chosen = participants(self.clients, share, seed, first // length)
         self._train(chosen, steps)
-        self._done = steps.stop
+        self._done, self._pauses = steps.stop, 0
         if self._due(self.lm.monitor.every, first):
             self._line(list(before.values()))
         elif self._due(self.lm.log_every, first):
@@ -81,8 +82,7 @@ class LMFederation:
     def _train(self, chosen: Sequence[int], steps: range) -> None:
         """Let these clients train and move the global weights. Collective."""
         weights = self.server.weights
-        own = [k for k in chosen if k in self.turns.data]
-        done = [self.turns.train(k, weights, steps, self._seen[k]) for k in own]
+        done = self._turns_of([k for k in chosen if k in self.turns.data], steps)
         self.curves.add(done, steps, lambda step: self.rates.at(step)[0])
         changes = [(turn.change, 1 / len(chosen)) for turn in done]
         mean = average_models(self.comm, changes, weights)
@@ -90,8 +90,44 @@ class LMFederation:
         self.server = self.server.step(self.settings.outer, gradient, self.decayed)
         self.turns.place(self.server.weights)
         self._count(chosen, steps)
-        trained = len(own) * len(steps) * self.lm.batch_size * self.lm.model.context
+        trained = len(done) * len(steps) * self.lm.batch_size * self.lm.model.context
         self.ledger.telemetry.tokens(trained)
+
+    def _turns_of(self, own: Sequence[int], steps: range) -> list[Turn]:
+        """These clients' turns, with the pauses that all ranks make in them."""
+        pauses = self.ledger.pauses
+        while True:
+            done = self._advance(own, steps)
+            begun = bool(self._turns) or self.turns.has_begun
+            mine = Wish.GO_ON if done else pauses.wish()
+            wish, (begun,) = pauses.agree(self.comm, mine, begun)
+            if wish is Wish.GO_ON and done:
+                turns, self._turns = self._turns, {}
+                return [turns[k] for k in own]
+            if wish is not Wish.GO_ON:
+                self._pause(wish, begun, len(steps))
+
+    def _advance(self, own: Sequence[int], steps: range) -> bool:
+        """Go on with the turns; False if one paused."""
+        for client in own:
+            if client not in self._turns:
+                seen, wanted = self._seen[client], self.ledger.pauses.wanted
+                turn = self.turns.train(client, self.server.weights, steps, seen, wanted)
+                if turn is None:
+                    return False
+                self._turns[client] = turn
+        return True
+
+    def _pause(self, wish: Wish, begun: bool, length: int) -> None:
+        """A checkpoint before the next step. Raises `Stopped` if that was the wish.
+
+        begun: some client has trained in this round, of so many steps.
+        """
+        self._line(None)  # a checkpoint knows of no open window
+        self._pauses += begun
+        self._save(last=wish is Wish.STOP, length=length if begun else 0)
+        if wish is Wish.STOP:
+            raise self.ledger.stopped(self._done, within=begun)
 
     def _count(self, chosen: Sequence[int], steps: range) -> None:
         """Whose steps these were, and how much they left of the initialisation."""
@@ -151,23 +187,36 @@ class LMFederation:
         self.rates.control(done, rms)
         return reading.fields() | {"initialisation_left": float(self.left.weights[LEFT])}
 
-    def _save(self, *, last: bool) -> None:
-        """A checkpoint of the state between two rounds, unless there is one. Collective."""
+    def _save(self, *, last: bool, length: int = 0) -> None:
+        """A checkpoint, unless there is one. Collective.
+
+        length: steps of the round that is under way; 0 = the state is between two rounds.
+        """
         done = self._done
-        if self.ledger.saved == done:
+        if self.ledger.saving.has(done, self._pauses):
             return
-        with self.ledger.phase("checkpoint"):
-            memory = self.turns.memory()
         if done == self.lm.steps:
             self.ledger.sign(self.server.weights)
-        facts = {
+        with self.ledger.phase("checkpoint"):
+            contents = self._contents(length)
+            self.ledger.save(done, contents, last=last, part=self._pauses)
+
+    def _contents(self, length: int) -> Contents:
+        facts: dict[str, Any] = {
             "seen": [self._seen[k] for k in self.clients],
             "left": [{k: v.item() for k, v in part.items()} for part in self.left],
             "monitor": self.monitor.state,
             "controller": self.rates.state(),
+            "within": {"pauses": self._pauses} if length else None,
         }
+        own, memory = {}, self.turns.memory()
+        if memory is not None:
+            own["clients"] = Rows([*self.turns.data], memory)
+        if length:
+            own["turns"] = _stacked(self._turns)
+            own["halves"] = Rows(*self.turns.halves(length))
         shared = {"model": self.server.weights, "outer": self.server.momentum}
-        self.ledger.save(done, shared, facts, [*self.turns.data], memory, last=last)
+        return Contents(shared=shared, facts=facts, own=own)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint: on any number of ranks the run equals one never stopped."""
@@ -183,9 +232,24 @@ class LMFederation:
         self.rates.load(facts["controller"])
         vars(self.outcome).update(facts["outcome"])
         self._done = self.outcome.steps
-        if checkpoint.folder.parent == self.ledger.checkpoints.folder:
-            self.ledger.saved = self._done
+        if facts["within"]:
+            self._pauses = facts["within"]["pauses"]
+            self._resume_within(checkpoint)
+        if checkpoint.folder.parent == self.ledger.saving.checkpoints.folder:
+            self.ledger.saving.found(self._done, self._pauses)
         self.ledger.telemetry.write([LMResumeEvent(self._done, str(checkpoint.folder))])
+
+    def _resume_within(self, checkpoint: Checkpoint) -> None:
+        """The same for the turns that are over and those that paused."""
+
+        def mine(kind: str) -> list[int]:
+            return [k for k in checkpoint.clients(kind) if k in self.turns.data]
+
+        done, paused = mine("turns"), mine("halves")
+        self._turns = _unstacked(done, checkpoint.own(done, "turns"), self.server.weights)
+        halves = checkpoint.own(paused, "halves")
+        self.turns.load_halves(paused, halves, self.server.weights)
+        self.turns.place(self.server.weights)
 
     def _home(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """In the order, on the device and in the type of the weights; none stays none."""
@@ -195,3 +259,31 @@ class LMFederation:
 
 def _scalar(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
+
+
+CHANGE = "change/"
+
+
+def _stacked(turns: Mapping[int, Turn]) -> Rows:
+    """Turns for a checkpoint, each tensor [k, ...]."""
+    rows = [
+        {CHANGE + k: v for k, v in turn.change.items()}
+        | {"losses": turn.losses, "norms": turn.norms, "drift": turn.drift}
+        for turn in turns.values()
+    ]
+    named = {name: torch.stack([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+    return Rows([*turns], named)
+
+
+def _unstacked(
+    clients: Sequence[int], tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]
+) -> dict[int, Turn]:
+    """What `_stacked` gave; changes in the order, on the device and in the type of `like`."""
+    found = {}
+    for row, client in enumerate(clients):
+        own = {k: v[row] for k, v in tensors.items()}
+        change = {name: own[CHANGE + name].to(value) for name, value in like.items()}
+        device = next(iter(change.values())).device
+        curves = (own[k].to(device) for k in ("losses", "norms", "drift"))
+        found[client] = Turn(client, change, *curves)
+    return found

@@ -5,21 +5,23 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedcore.batch import TokenData
-from fedcore.checkpoint import Checkpoints, Tensors
+from fedcore.checkpoint_writer import Checkpoints, Contents, Tensors
 from fedcore.config import RunConfig
-from fedcore.errors import Stopped, StorageError
+from fedcore.errors import Stopped
 from fedcore.lm.engine import Engine
 from fedcore.lm.measure import held_out_loss
-from fedcore.server.comm import Comm, on_any
+from fedcore.saving import Saving
+from fedcore.server.comm import Comm
+from fedcore.server.pause import Pauses, Wish
 from fedcore.telemetry.events import LMEvalEvent, LMStepEvent, LMWarningEvent
 from fedcore.telemetry.telemetry import Telemetry
 
@@ -68,16 +70,16 @@ class Ledger:
         data: TokenData,
         checkpoints: Checkpoints,
         telemetry: Telemetry,
-        stopping: Callable[[], bool],
+        pauses: Pauses,
         identity: dict[str, Any],  # stored with each checkpoint, to know the run again
     ) -> None:
         assert config.lm is not None
         self.config, self.lm, self.comm, self.data = config, config.lm, comm, data
-        self.checkpoints, self.telemetry = checkpoints, telemetry
-        self.stopping, self.identity = stopping, identity
+        self.telemetry, self.pauses, self.identity = telemetry, pauses, identity
+        self.saving = Saving(checkpoints, telemetry, pauses, self._warn)
         self.outcome = LMOutcome()
-        self._every = 1  # steps between two looks for a stop
-        self.saved = -1  # step of the newest checkpoint
+        self._every = 1  # steps between two looks for a pause
+        self._evaluated = -1  # the last step at which that was done
         comm.watcher = self._watch
 
     @contextmanager
@@ -104,21 +106,24 @@ class Ledger:
         self._every = max(1, min(self.lm.log_every, int(LISTEN / max(slowest, 1e-9))))
         return float(slowest)
 
-    def asked_to_stop(self, step: int) -> bool:
-        """Whether any rank was asked to, if it is time to look. Collective."""
-        return step % self._every == 0 and self.anyone_asked()
+    def wish(self, step: int) -> Wish:
+        """What all ranks do before a step, if it is time to look. Collective."""
+        return self.anyones_wish() if step % self._every == 0 else Wish.GO_ON
 
-    def anyone_asked(self) -> bool:
-        """Whether any rank was asked to stop. Collective."""
-        return on_any(self.comm, self.stopping())  # sync: every few seconds
+    def anyones_wish(self) -> Wish:
+        """What all ranks do now. Collective."""
+        return self.pauses.agree(self.comm, self.pauses.wish())[0]  # sync: every few seconds
 
-    def stopped(self, step: int) -> Stopped:
-        """The error that ends a run which was asked to stop."""
-        return Stopped(step, str(self.checkpoints.folder / "latest"), "step")
+    def stopped(self, step: int, within: bool = False) -> Stopped:
+        """The error that ends a run which was asked to stop; within: in the round after `step`."""
+        return Stopped(step, str(self.saving.checkpoints.folder / "latest"), "step", within)
 
     def warn(self, step: int, words: Sequence[str]) -> None:
         """Tell these sentences."""
         self.telemetry.write([LMWarningEvent(step, w) for w in words])
+
+    def _warn(self, words: str) -> None:
+        self.warn(self.outcome.steps, [words])
 
     def evaluate(self, engine: Engine, step: int) -> None:
         """Loss on held-out text: on all of it at the end of the run. Collective."""
@@ -134,6 +139,7 @@ class Ledger:
         out.best_eval_loss = min(loss, out.best_eval_loss or math.inf)
         out.bits_per_byte = loss / math.log(2) / self.data.bytes_per_token
         tokens = windows.shape[0] * (windows.shape[1] - 1)
+        self._evaluated = step
         event = LMEvalEvent(step, loss, out.perplexity, out.bits_per_byte, tokens)
         self.telemetry.write([event])
 
@@ -171,40 +177,27 @@ class Ledger:
         )
         self.telemetry.write([event])
 
-    def save(
-        self,
-        step: int,
-        shared: Mapping[str, Tensors],
-        facts: dict[str, Any],
-        clients: Sequence[int] = (),
-        own: Tensors | None = None,
-        *,
-        last: bool,  # the run ends with it: without it all since the one before would be lost
-    ) -> None:
+    def save(self, step: int, contents: Contents, *, last: bool, part: int = 0) -> None:
         """A checkpoint; collective. If it cannot be written that is told, and older ones stay.
 
-        Raises `StorageError` on every rank for the last one.
+        last: the run ends with it: without it all since the one before would be lost, so that
+        `StorageError` is raised on every rank.
         """
-        facts = facts | {
+        score = None
+        if self._evaluated == step and self.outcome.final_eval_loss is not None and not part:
+            score = -self.outcome.final_eval_loss
+        whole = replace(contents, facts=self._facts() | contents.facts, score=score)
+        write = self.saving.finish if last else self.saving.start
+        write(lambda: whole, step, part)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
             "config": self.identity,
             "run": self.config.plain(),
             "vocab_size": self.data.vocab_size,
-            "outcome": vars(self.outcome),
+            "outcome": dict(vars(self.outcome)),
+            "step": self.outcome.steps,
         }
-        began = time.monotonic()
-        try:
-            self.checkpoints.save(step, shared, facts, clients, own)
-        except StorageError as error:
-            if last:
-                raise
-            self.telemetry.checkpoint_failed()
-            words = (
-                f"no checkpoint of step {step}: {error}. The run goes on; older ones, if any, stay"
-            )
-            return self.warn(step, [words])
-        self.saved = step
-        self.telemetry.checkpointed(time.monotonic() - began)
-        return None
 
     def sign(self, weights: Tensors) -> None:
         """SHA-256 of rank 0's weights, by name, for all ranks. Collective."""

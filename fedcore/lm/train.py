@@ -6,12 +6,14 @@ import time
 
 from fedcore.batch import TokenData
 from fedcore.checkpoint import Checkpoint
+from fedcore.checkpoint_writer import Contents
 from fedcore.lm.engine import Engine, EngineState
 from fedcore.lm.ledger import Ledger, LMOutcome
 from fedcore.lm.measure import Sizes, Window, copies, sizes
 from fedcore.lm.monitors import Measured, Monitor, Reading
 from fedcore.lm.rates import GroupRates
 from fedcore.server.comm import foreign_collectives
+from fedcore.server.pause import Wish
 from fedcore.telemetry.events import LMResumeEvent
 
 
@@ -34,7 +36,7 @@ class LMRun:
 
     def run(self) -> LMOutcome:
         """All remaining steps. Raises `Stopped` after a checkpoint when asked to stop."""
-        with foreign_collectives("training", self.comm.rank):
+        with self.ledger.saving, foreign_collectives("training", self.comm.rank):
             return self._run()
 
     def _run(self) -> LMOutcome:
@@ -42,9 +44,11 @@ class LMRun:
             self._read(0, sizes(self.engine, self.comm, [*self.rates.numel.values()]))
         self._began = time.monotonic()
         for step in range(self.outcome.steps, self.lm.steps):
-            if self.ledger.asked_to_stop(step):
-                self._line(step, None)
-                self._save(step, last=True)
+            wish = self.ledger.wish(step)
+            if wish is not Wish.GO_ON:
+                self._line(step, None)  # a checkpoint knows of no open window
+                self._save(step, last=wish is Wish.STOP)
+            if wish is Wish.STOP:
                 raise self.ledger.stopped(step)
             self._step(step)
         return self.outcome
@@ -113,10 +117,13 @@ class LMRun:
 
     def _save(self, done: int, *, last: bool) -> None:
         """A checkpoint of the state after `done` steps, unless there is one. Collective."""
-        if self.ledger.saved == done:
+        if self.ledger.saving.has(done):
             return
         with self.ledger.phase("checkpoint"):
-            state = self.engine.state() or EngineState({}, {}, {})
+            self._write(done, last)
+
+    def _write(self, done: int, last: bool) -> None:
+        state = self.engine.state() or EngineState({}, {}, {})
         if done == self.lm.steps:
             self.ledger.sign(state.weights)
         facts = {
@@ -125,7 +132,7 @@ class LMRun:
             "controller": self.rates.state(),
         }
         shared = {"model": state.weights, "optimizer": state.memory}
-        self.ledger.save(done, shared, facts, last=last)
+        self.ledger.save(done, Contents(shared=shared, facts=facts, fresh=True), last=last)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint: with the same ranks the run then equals one never stopped."""
@@ -135,7 +142,7 @@ class LMRun:
         self.monitor.state = facts["monitor"]
         self.rates.load(facts["controller"])
         vars(self.outcome).update(facts["outcome"])
-        if checkpoint.folder.parent == self.ledger.checkpoints.folder:
-            self.ledger.saved = self.outcome.steps
+        if checkpoint.folder.parent == self.ledger.saving.checkpoints.folder:
+            self.ledger.saving.found(self.outcome.steps)
         folder = str(checkpoint.folder)
         self.ledger.telemetry.write([LMResumeEvent(self.outcome.steps, folder)])

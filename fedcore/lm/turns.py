@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,15 @@ class Turn(NamedTuple):
     drift: Tensor  # [] root mean square of `change`
 
 
+@dataclass
+class Half:
+    """A turn that paused before one of its steps."""
+
+    weights: Tensors
+    state: Any  # of the optimiser
+    steps: list[tuple[Tensor, Tensor]]  # loss and gradient norm of each step so far
+
+
 class Turns:
     """Trains clients one after another; keeps each one's optimiser memory, on the device."""
 
@@ -42,6 +52,7 @@ class Turns:
         self.engine, self.rates, self.data = engine, rates, data
         self.size, self.carry = config.batch_size, config.federated.carry_optimizer
         self._memory: dict[int, Any] = {}
+        self._halves: dict[int, Half] = {}
 
     def weights(self) -> dict[str, Tensor]:
         """A copy of the engine's weights."""
@@ -52,14 +63,30 @@ class Turns:
         """Let the engine have these weights."""
         torch._foreach_copy_(self.engine.parts(), list(weights.values()))
 
-    def train(self, client: int, weights: Tensors, steps: range, seen: int) -> Turn:
-        """`steps` of the run from the global weights on, by a client that has `seen` so many."""
-        self.place(weights)
-        self.engine.optimiser.state = self._memory.get(client, defaultdict(dict))
-        done = [self._step(client, step, seen + i) for i, step in enumerate(steps)]
+    def train(
+        self,
+        client: int,
+        weights: Tensors,
+        steps: range,
+        seen: int,
+        pause: Callable[[], bool] = lambda: False,
+    ) -> Turn | None:
+        """`steps` of the run from the global weights on, by a client that has `seen` so many.
+
+        pause: asked before each step; once it says so, None is returned, and the next call goes on.
+        """
+        fresh = Half(weights, self._memory.get(client, defaultdict(dict)), [])
+        half = self._halves.pop(client, fresh)
+        self.place(half.weights)
+        self.engine.optimiser.state = half.state
+        for i in range(len(half.steps), len(steps)):
+            if pause():
+                self._halves[client] = Half(self.weights(), half.state, half.steps)
+                return None
+            half.steps.append(self._step(client, steps[i], seen + i))
         if self.carry:
             self._memory[client] = self.engine.optimiser.state
-        losses, norms = (torch.stack(column).double() for column in zip(*done, strict=True))
+        losses, norms = (torch.stack(column).double() for column in zip(*half.steps, strict=True))
         change = torch._foreach_sub(self.engine.parts(), list(weights.values()))
         numel = sum(c.numel() for c in change)
         squares = torch.stack(torch._foreach_norm(change)).double().square().sum()
@@ -95,12 +122,49 @@ class Turns:
         """Take what `memory` gave, rows in the order of `data`."""
         for row, client in enumerate(self.data):
             own = {k: v[row] for k, v in memory.items()}
-            counts = {
-                k.removeprefix(SCALARS): v.item() for k, v in own.items() if k.startswith(SCALARS)
+            self._memory[client] = self._state_of(own, weights)
+
+    def _state_of(self, flat: Tensors, weights: Tensors) -> Any:
+        """An optimiser's state from what `_flat` made of one."""
+        counts = {
+            k.removeprefix(SCALARS): v.item() for k, v in flat.items() if k.startswith(SCALARS)
+        }
+        kept = {k: v for k, v in flat.items() if not k.startswith(SCALARS)}
+        self.engine.load(EngineState(dict(weights), kept, counts))
+        return self.engine.optimiser.state
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a turn paused after a step of its own."""
+        return any(half.steps for half in self._halves.values())
+
+    def halves(self, length: int) -> tuple[list[int], dict[str, Tensor]]:
+        """Turns that paused, of so many steps each: their clients, and tensors each [k, ...]."""
+        begun = {k: half for k, half in self._halves.items() if half.steps}
+        rows = [self._row_of(half, length) for half in begun.values()]
+        return list(begun), {
+            n: torch.stack([row[n] for row in rows]) for n in rows[0]
+        } if rows else {}
+
+    def _row_of(self, half: Half, length: int) -> dict[str, Tensor]:
+        curve = torch.full((2, length), torch.nan, dtype=torch.float64)
+        for row, column in zip(curve, zip(*half.steps, strict=True), strict=True):
+            row[: len(column)] = torch.stack(column).double().cpu()
+        named = {f"weights/{k}": v.detach() for k, v in half.weights.items()}
+        memory = {f"memory/{k}": v for k, v in self._flat(half.state).items()}
+        return named | memory | {"curve": curve, "count": torch.tensor(len(half.steps))}
+
+    def load_halves(self, clients: Sequence[int], tensors: Tensors, like: Tensors) -> None:
+        """Take what `halves` gave. like: the global weights, in their order."""
+        for row, client in enumerate(clients):
+            own = {k: v[row] for k, v in tensors.items()}
+            weights = {k: own[f"weights/{k}"].to(v) for k, v in like.items()}
+            memory = {
+                k.removeprefix("memory/"): v for k, v in own.items() if k.startswith("memory/")
             }
-            kept = {k: v for k, v in own.items() if not k.startswith(SCALARS)}
-            self.engine.load(EngineState(dict(weights), kept, counts))
-            self._memory[client] = self.engine.optimiser.state
+            curve = own["curve"][:, : int(own["count"])].to(self.engine.of.device)
+            steps = list(zip(*curve, strict=True))
+            self._halves[client] = Half(weights, self._state_of(memory, weights), steps)
 
 
 def dealt(clients: Sequence[int], rank: int, ranks: int) -> list[int]:

@@ -14,7 +14,7 @@ from fedcore.clients.group import Order, Upload
 from fedcore.clients.readings import READINGS
 from fedcore.clients.state import Tensors
 from fedcore.clients.step import Targets
-from fedcore.errors import CollectiveError, Diverged
+from fedcore.errors import CollectiveError, ConfigError, Diverged
 from fedcore.schedule import progress
 from fedcore.server.combine import COMBINES
 from fedcore.server.comm import Comm
@@ -128,6 +128,9 @@ class ServerCollective:
         padded[: len(rows)] = rows
         table = self.comm.gather(padded).cpu()  # sync: once per round
         table = table[table[:, 0] >= 0]
+        if not len(table):
+            want, way_out = "a client that fits into memory", "a smaller clients.batch_size"
+            raise ConfigError("clients.out_of_memory", "skip", want, way_out)
         got = Collected(table[table[:, 0].argsort()], classes, width)
         self._check_finite(got, round)
         state = self.state

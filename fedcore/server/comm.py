@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +47,12 @@ class Comm(Protocol):
 
     def barrier(self) -> None:
         """Wait for all ranks."""
+
+    def beside(self) -> Comm:
+        """The same ranks in a group of its own, on CPUs: for one other thread. Collective."""
+
+    def close(self) -> None:
+        """End a group that `beside` made."""
 
 
 def agree(comm: Comm, error: BaseException | None) -> None:
@@ -128,12 +135,21 @@ class LocalComm:
     def barrier(self) -> None:
         return None
 
+    def beside(self) -> Comm:
+        return LocalComm()
+
+    def close(self) -> None:
+        return None
+
 
 class TorchComm:
-    """The default process group: NCCL between CUDA devices, gloo between CPUs."""
+    """A process group, the default one unless given: NCCL between CUDA devices, else gloo."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self, device: torch.device, timeout: float = 1800.0, group: dist.ProcessGroup | None = None
+    ) -> None:
         self.rank, self.size, self.device = dist.get_rank(), dist.get_world_size(), device
+        self.timeout, self.group = timeout, group  # timeout: seconds
         self.watcher: Watcher = lambda operation, size, seconds: None
 
     def _run(self, operation: str, values: Tensor, call: Callable[[], Any]) -> None:
@@ -147,25 +163,28 @@ class TorchComm:
 
     def broadcast(self, values: Tensor) -> Tensor:
         values = values.to(self.device).contiguous()
-        self._run("broadcast", values, lambda: dist.broadcast(values, src=0))
+        self._run("broadcast", values, lambda: dist.broadcast(values, src=0, group=self.group))
         return values
 
     def gather(self, rows: Tensor) -> Tensor:
         rows = rows.to(self.device).contiguous()
         out = rows.new_empty(self.size * len(rows), *rows.shape[1:])
-        self._run("gather", rows, lambda: _all_gather(out, rows))
+        self._run("gather", rows, lambda: _all_gather(out, rows, group=self.group))
         return out
 
     def sum(self, values: Tensor) -> Tensor:
         assert not values.is_floating_point(), "a sum of floats depends on the order of the ranks"
         values = values.to(self.device).contiguous()
-        self._run("sum", values, lambda: dist.all_reduce(values, op=dist.ReduceOp.SUM))
+        self._reduce("sum", values, dist.ReduceOp.SUM)
         return values
 
     def max(self, values: Tensor) -> Tensor:
         values = values.to(self.device).clone()
-        self._run("max", values, lambda: dist.all_reduce(values, op=dist.ReduceOp.MAX))
+        self._reduce("max", values, dist.ReduceOp.MAX)
         return values
+
+    def _reduce(self, operation: str, values: Tensor, op: dist.ReduceOp.RedOpType) -> None:
+        self._run(operation, values, lambda: dist.all_reduce(values, op=op, group=self.group))
 
     def gather_json(self, value: Any) -> list[Any]:
         text = json.dumps(value).encode()
@@ -175,3 +194,12 @@ class TorchComm:
 
     def barrier(self) -> None:
         self.sum(torch.zeros(1, dtype=torch.int64))
+
+    def beside(self) -> Comm:
+        limit = timedelta(seconds=self.timeout)
+        group: Any = dist.new_group(backend="gloo", timeout=limit)
+        return TorchComm(torch.device("cpu"), self.timeout, group)
+
+    def close(self) -> None:
+        if self.group is not None:
+            dist.destroy_process_group(self.group)

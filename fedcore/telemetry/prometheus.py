@@ -141,9 +141,9 @@ class PrometheusSink:
         """A phase of the round took `seconds`."""
         self._observe(c.PHASE_SECONDS, seconds, name)
 
-    def checkpointed(self) -> None:
-        """A checkpoint was completed just now."""
-        self._set(c.CHECKPOINT_TIMESTAMP_SECONDS, time.time())
+    def checkpointed(self, at: float) -> None:
+        """A checkpoint was complete at that (Unix) time."""
+        self._set(c.CHECKPOINT_TIMESTAMP_SECONDS, at)
 
     def checkpoint_failed(self) -> None:
         """A checkpoint could not be written."""

@@ -48,8 +48,8 @@ class Meter(Sink, Protocol):
     def phase(self, name: str, seconds: float) -> None:
         """A phase of the round took `seconds`."""
 
-    def checkpointed(self) -> None:
-        """A checkpoint was completed just now."""
+    def checkpointed(self, at: float) -> None:
+        """A checkpoint was complete at that (Unix) time."""
 
     def checkpoint_failed(self) -> None:
         """A checkpoint could not be written."""

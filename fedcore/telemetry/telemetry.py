@@ -64,10 +64,9 @@ class Telemetry:
         """A collective is over; this rank handed in `size` bytes."""
         self._measure(lambda meter: meter.traffic(op, size, seconds))
 
-    def checkpointed(self, seconds: float) -> None:
-        """A checkpoint was completed; it took `seconds`."""
-        self.phase("checkpoint", seconds)
-        self._measure(lambda meter: meter.checkpointed())
+    def checkpointed(self, at: float) -> None:
+        """A checkpoint was complete at that (Unix) time."""
+        self._measure(lambda meter: meter.checkpointed(at))
 
     def checkpoint_failed(self) -> None:
         """A checkpoint could not be written; the run goes on."""

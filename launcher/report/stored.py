@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import Tensor
 
 from fedcore.algorithms import Algorithm, resolve
-from fedcore.checkpoint import Checkpoint, Tensors, candidates
+from fedcore.checkpoint import Checkpoint, candidates
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, FedError
 from fedcore.registry import nearest
@@ -111,7 +112,7 @@ class Stored:
         """Unix time of each line that has one."""
         return [r["time"] for r in self.records if isinstance(r.get("time"), int | float)]
 
-    def server(self) -> tuple[Tensors, str]:
+    def server(self) -> tuple[dict[str, Tensor], str]:
         """What the server kept in the newest good checkpoint and its name, or ({}, why not)."""
         why = "there is no checkpoint"
         for folder in candidates(RunDir(self.run_dir).checkpoints):

@@ -69,7 +69,7 @@ def rounds_on_quadratics(corrected: bool, momentum: float, rounds: int = 200) ->
                 clipped, sums = control.correct(clipped, state, server)
             state = sgd(state, clipped, hyper, AT)
             state.kept = state.kept | sums
-        control.end_round(state, before)
+        control.end_round(state, before.steps)
         state.drop("round")
         model = average_models(LocalComm(), rows(state.params), start)
         server = average_models(LocalComm(), rows(state.kept_under(control.OWN)), start)

@@ -308,6 +308,6 @@ def test_consensus_path_walks_from_the_first_prototypes_to_the_anchors() -> None
     P, a = start.params["prototypes"], order.targets.anchors
     for epoch, share in ((0, 0.0), (1, 0.5)):
         now = progress(0, 2, epoch, 2, 1.0, like=start.log_var)
-        lane = group._fixed(torch.arange(2), start, order, now)
+        lane = group._fixed(torch.arange(2), order, now)
         torch.testing.assert_close(lane.anchors, (1 - share) * P + share * a)
     assert math.isclose(float(progress(0, 2, 1, 2, 1.0, like=P).local), 0.5)

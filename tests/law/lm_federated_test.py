@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from fedcore.lm.outer import Outer
 from fedcore.lm.turns import Turn
 from fedcore.server.comm import Comm
 from tests.lm_clients_toy import build, config_of, on_ranks
+from tests.pausing import PauseWhen
 
 FEDAVG = {"lr": 1.0, "momentum": 0.0}
 PLAIN_SGD = {"name": "sgdm", "beta1": 0.0, "lr": 0.1, "weight_decay": 0.1}
@@ -139,7 +142,8 @@ def one_thread() -> Any:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_ranks_agree_also_after_a_stop(name: str, tmp_path: Path) -> None:
-    """1, 2, 3 and 6 ranks (one idle); stopped on 2 ranks and gone on with 1 and 3."""
+    """1, 2, 3 and 6 ranks (one idle); stopped on 2, between two rounds or within one, and gone
+    on with 1 and 3."""
     config = config_of(steps=11, **RUNS[name])
 
     def whole(comm: Comm) -> Any:
@@ -149,13 +153,21 @@ def test_ranks_agree_also_after_a_stop(name: str, tmp_path: Path) -> None:
 
     def stopped(comm: Comm) -> None:
         run, _ = build(config, tmp_path / "stopped", comm)
-        run.ledger.stopping = lambda: run._done == 6
+        run.ledger.pauses = PauseWhen(lambda: run._done == 6)
         with pytest.raises(Stopped, match="before step 6"):
             run.run()
 
-    def resumed(comm: Comm) -> Any:
-        run, sink = build(config, tmp_path / f"resumed{comm.size}", comm)
-        run.resume(Checkpoint(candidates(tmp_path / "stopped")[0]))
+    def interrupted(comm: Comm) -> None:
+        """Within the third round, after as many looks as the rank's number says."""
+        run, _ = build(config, tmp_path / "interrupted", comm)
+        looks = count()
+        run.ledger.pauses = PauseWhen(lambda: run._done == 6 and next(looks) > 3 * comm.rank + 1)
+        with pytest.raises(Stopped, match="in the round after step 6"):
+            run.run()
+
+    def resumed(comm: Comm, place: str) -> Any:
+        run, sink = build(config, tmp_path / f"{place}{comm.size}", comm)
+        run.resume(Checkpoint(candidates(tmp_path / place)[0]))
         sha = run.run().parameters_sha256
         return sha, sink.of("lm_client"), sink.of("lm_step")
 
@@ -163,9 +175,12 @@ def test_ranks_agree_also_after_a_stop(name: str, tmp_path: Path) -> None:
     for ranks in (2, 3, 6):
         assert all(found == alone for found in on_ranks(ranks, whole)), ranks
     on_ranks(2, stopped)
+    on_ranks(2, interrupted)
     late = (alone[0], *([r for r in records if r["step"] > 6] for records in alone[1:]))
-    for ranks in (1, 3):
-        assert all(found == late for found in on_ranks(ranks, resumed)), ranks
+    for place in ("stopped", "interrupted"):
+        for ranks in (1, 3):
+            found = on_ranks(ranks, functools.partial(resumed, place=place))
+            assert all(each == late for each in found), (place, ranks)
 
 
 def test_what_a_run_tells_of_its_clients(tmp_path: Path) -> None:
@@ -197,8 +212,8 @@ def test_a_client_that_diverges_is_named_on_every_rank(tmp_path: Path) -> None:
         run, _ = build(config, tmp_path, comm)
         train = run.turns.train
 
-        def breaks(client: int, weights: Any, steps: range, seen: int) -> Turn:
-            turn = train(client, weights, steps, seen)
+        def breaks(client: int, weights: Any, steps: range, *more: Any) -> Turn:
+            turn = train(client, weights, steps, *more)
             broken = turn.losses.clone()
             if client == 3 and steps.start == 3:
                 broken[1] = torch.nan

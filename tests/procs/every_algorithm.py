@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from fedcore.federation import Federation
 from fedcore.telemetry.telemetry import Telemetry
 from launcher import prepare, world
 from launcher.build import build
+from launcher.rundir import RunDir
+from tests.pausing import PauseWhen
 
 
 def config_of(name: str, npz: str, store: str) -> RunConfig:
@@ -40,6 +44,12 @@ def proof(federation: Federation) -> list[Any]:
     return [out.prototypes_sha256, out.parameters_sha256, out.accuracy, out.lambda_effective]
 
 
+def in_the_middle(run: Federation, rank: int) -> Callable[[], bool]:
+    """Whether some steps of round 2 are over on this rank: after as many as its number says."""
+    looks = count()
+    return lambda: run.outcome.rounds == 2 and next(looks) >= rank + 1
+
+
 def main() -> None:
     npz, store, checkpoints = sys.argv[1:]
     here = world.join(config_of("v4", npz, store), lambda error: None)
@@ -52,13 +62,14 @@ def main() -> None:
 
         def fresh(config: RunConfig = config, folder: Path = folder) -> Federation:
             shards = prepare.store_dir(config)
-            return build(config, shards, here, Telemetry(), folder, {})
+            checkpoints = RunDir(folder).checkpoints_of(config, here, "round")
+            return build(config, shards, here, Telemetry(), checkpoints, {})
 
         whole = fresh()
         whole.run()
         stopped = fresh()
-        stopped.checkpoints.folder = folder / "stopped"
-        stopped.stopping = lambda run=stopped: run.outcome.rounds == 2
+        stopped.saving.checkpoints.folder = folder / "stopped"
+        stopped.pauses = PauseWhen(in_the_middle(stopped, here.comm.rank))
         try:
             stopped.run()
         except Stopped:

@@ -22,6 +22,7 @@ from fedcore.telemetry.telemetry import Telemetry
 from launcher import prepare_text, world
 from launcher.lm_job import LanguageModel
 from launcher.rundir import RunDir
+from tests.pausing import PauseWhen
 
 STEPS = 50
 DEEPSPEED = {f"zero{s}": {"engine": "deepspeed", "zero_stage": s} for s in range(4)}
@@ -90,7 +91,7 @@ class Case:
 
     def go(self, stop: int = STEPS) -> None:
         """Run to the end, or up to `stop`."""
-        self.run.ledger.stopping = lambda: self.run.outcome.steps == stop
+        self.run.ledger.pauses = PauseWhen(lambda: self.run.outcome.steps == stop)
         try:
             self.run.run()
         except Stopped:

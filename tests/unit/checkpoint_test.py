@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from fedcore.checkpoint import Checkpoint, Checkpoints, candidates, flatten_state
+from fedcore import checkpoint_writer
+from fedcore.checkpoint import Checkpoint, candidates
+from fedcore.checkpoint_writer import Checkpoints, Contents, Rows
 from fedcore.errors import ConfigError, ShardError, StorageError
 from fedcore.server.comm import LocalComm
 from tests.toy import ToyData, toy_group, toy_order
@@ -22,12 +26,21 @@ def trained(clients: list[int]):
     return group
 
 
-def save(folder: Path, round: int, clients: list[int] | None = None, keep: int = 2) -> Path:
+def contents(round: int, clients: list[int] | None = None, score: float | None = None) -> Contents:
     group = trained(clients or [0, 1, 2])
-    checkpoints = Checkpoints(folder, LocalComm(), keep)
     server = {"prototypes": torch.full((4, 6), float(round))}
-    own = flatten_state(group.state)
-    return checkpoints.save(round, {"server": server}, {"note": 1.5}, group.clients, own)
+    own = {"clients": Rows(group.clients, group.state.tensors())}
+    return Contents(shared={"server": server}, facts={"note": 1.5}, own=own, score=score)
+
+
+def save(folder: Path, round: int, clients: list[int] | None = None, **settings: Any) -> Path:
+    checkpoints = Checkpoints(folder, LocalComm(), settings.pop("keep", 2), **settings)
+    written = checkpoints.save(contents(round, clients), round)
+    ended = checkpoints.settle()
+    assert ended is not None
+    if ended.error:
+        raise ended.error
+    return written
 
 
 def test_clients_come_back_in_any_company(tmp_path: Path) -> None:
@@ -42,7 +55,8 @@ def test_clients_come_back_in_any_company(tmp_path: Path) -> None:
                     assert torch.equal(getattr(fresh.state, group)[name], value), name
         assert torch.equal(fresh.state.log_var, wanted.state.log_var)
         assert torch.equal(fresh.state.steps, wanted.state.steps)
-    assert checkpoint.facts == {"note": 1.5, "round": 1}
+    assert checkpoint.facts["note"] == 1.5
+    assert checkpoint.clients() == [0, 1, 2]
     assert checkpoint.shared("server")["prototypes"].unique().tolist() == [1.0]
 
 
@@ -66,7 +80,7 @@ def test_a_write_that_fails_leaves_the_older_one(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fedcore.checkpoint.save_file", full)
+    monkeypatch.setattr("fedcore.checkpoint_writer.save_file", full)
     with pytest.raises(StorageError, match="No space left"):
         save(tmp_path, 2)
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["round_00001"]
@@ -96,7 +110,7 @@ def test_a_client_that_is_not_in_it(tmp_path: Path) -> None:
         Checkpoint(folder).load_into(trained([2]).state, [2])
 
 
-@pytest.mark.parametrize("index", ["", "{", "[]", '{"format": 2}', '{"format": 2, "facts": {}}'])
+@pytest.mark.parametrize("index", ["", "{", "[]", '{"format": 3}', '{"format": 3, "facts": {}}'])
 def test_a_damaged_index_names_its_folder(tmp_path: Path, index: str) -> None:
     folder = save(tmp_path, 1)
     (folder / "index.json").write_text(index)
@@ -107,7 +121,7 @@ def test_a_damaged_index_names_its_folder(tmp_path: Path, index: str) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     (folder / "index.json").write_text('{"format": 99, "facts": {}}')
-    with pytest.raises(ConfigError, match="checkpoint format 2"):
+    with pytest.raises(ConfigError, match="checkpoint format 3"):
         Checkpoint(folder)
 
 
@@ -127,3 +141,69 @@ def test_without_a_good_pointer_the_last_complete_one_is_taken(
     if pointer is not None:
         (tmp_path / "latest").write_bytes(pointer)
     assert [p.name for p in candidates(tmp_path)] == ["round_00002", "round_00001"]
+
+
+def test_training_goes_on_while_a_copy_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is changed in place after `save` returned is not in the checkpoint."""
+    go = threading.Event()
+    store = checkpoint_writer.save_file
+    monkeypatch.setattr(
+        "fedcore.checkpoint_writer.save_file", lambda *args: (go.wait(20), store(*args))
+    )
+    checkpoints = Checkpoints(tmp_path, LocalComm(), 2, asynchronous=True)
+    of = contents(1)
+    wanted = {k: v.clone() for k, v in of.own["clients"].tensors.items()}
+    checkpoints.save(of, 1)
+    for values in of.own["clients"].tensors.values():
+        values.fill_(7)
+    of.facts["note"] = 7
+    assert checkpoints.settle(0) is None
+    assert not candidates(tmp_path)
+    go.set()
+    assert checkpoints.settle() is not None
+    found = Checkpoint(candidates(tmp_path)[0])
+    assert found.facts["note"] == 1.5
+    for name, values in found.own([0, 1, 2]).items():
+        assert torch.equal(values, wanted[name]), name
+
+
+def test_an_error_in_the_background_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fedcore.checkpoint_writer.save_file", full)
+    checkpoints = Checkpoints(tmp_path, LocalComm(), 2, asynchronous=True)
+    checkpoints.save(contents(1), 1)
+    ended = checkpoints.settle()
+    assert ended is not None
+    assert isinstance(ended.error, StorageError)
+    assert checkpoints.settle() is None
+    assert not list(tmp_path.glob("round_*"))
+
+
+def test_the_best_one_stays_beside_the_newest(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, LocalComm(), 1, keep_best=True)
+    for round, score in enumerate([0.4, None, 0.9, 0.9, 0.1, None], 1):
+        checkpoints.save(contents(round, score=score), round)
+    assert sorted(p.name for p in tmp_path.glob("round_*")) == ["round_00003", "round_00006"]
+    assert (tmp_path / "best").read_text() == "round_00003"
+    assert (tmp_path / "latest").read_text() == "round_00006"
+
+
+def test_those_within_a_round_come_after_its_start_and_before_its_end(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, LocalComm(), 9)
+    for number, part in ((7, 0), (7, 2), (7, 11), (8, 0)):
+        checkpoints.save(contents(number), number, part)
+    (tmp_path / "latest").unlink()
+    names = [p.name for p in candidates(tmp_path)]
+    assert names == ["round_00008", "round_00007.0011", "round_00007.0002", "round_00007"]
+
+
+def test_what_a_dead_writer_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".round_00003.part").mkdir()
+    save(tmp_path, 4)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "round_00004"]

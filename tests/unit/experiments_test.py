@@ -328,8 +328,8 @@ def test_ranks_meet_after_an_error_only_if_all_of_them_come() -> None:
 
     def rank(number: int) -> World:
         place = Place(rank=number, size=2)
-        watch: Any = SimpleNamespace(store=store)
-        return World(place, torch.device("cpu"), LocalComm(), watch=watch)
+        heartbeat: Any = SimpleNamespace(store=store)
+        return World(place, torch.device("cpu"), LocalComm(), heartbeat=heartbeat)
 
     assert not rank(0).meet("alone", 0.2)
     other = threading.Thread(target=lambda: rank(1).meet("both", 5.0))

@@ -14,6 +14,7 @@ from fedcore.errors import LossDiverged, ShardError, Stopped
 from launcher.commands import app
 from launcher.lm_stored import load_stored
 from tests.lm_toy import built, config_of
+from tests.pausing import PauseWhen
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_a_resumed_run_equals_an_unbroken_one(optimizer: str, stop: int, tmp_pat
     whole, said = built(config, tmp_path / "whole")
     whole.run()
     first, _ = built(config, tmp_path / "broken")
-    first.ledger.stopping = lambda: first.outcome.steps == stop
+    first.ledger.pauses = PauseWhen(lambda: first.outcome.steps == stop)
     with pytest.raises(Stopped):
         first.run()
     second, told = built(config, tmp_path / "broken")

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from fedcore.checkpoint import Checkpoints
+from fedcore.checkpoint_writer import Checkpoints, Contents
 from fedcore.config import RunConfig
 from fedcore.objective.anchors import ANCHORS
 from fedcore.server.comm import LocalComm
@@ -79,4 +79,5 @@ V14 = {"algorithm": {"name": "v14"}, "clients": {"count": 3}}
 def keep_checkpoint(folder: Path, classes: int, width: int = 8) -> Path:
     anchors = ANCHORS.get("etf").points(classes, width, 0)
     tensors = {"server": {"prototypes": 3 * anchors, "anchors": anchors}}
-    return Checkpoints(folder / "checkpoints", LocalComm(), 1).save(4, tensors, {})
+    checkpoints = Checkpoints(folder / "checkpoints", LocalComm(), 1)
+    return checkpoints.save(Contents(shared=tensors, facts={}), 4)

@@ -64,7 +64,7 @@ def fill(sink: PrometheusSink, clients: int = 4) -> list[Sample]:
     sink.tokens(2048)
     sink.traffic("gather", 1000, 0.02)
     sink.phase("train", 1.5)
-    sink.checkpointed()
+    sink.checkpointed(time.time())
     sink.checkpoint_failed()
     sink.write([WarningEvent(2, "hot"), LMWarningEvent(50, "hotter")])
     sink.write([LMClientEvent(50, k, loss=2.0 + k, drift=0.1) for k in range(clients)])

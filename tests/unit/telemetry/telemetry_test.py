@@ -39,8 +39,8 @@ class Recorder:
     def phase(self, name: str, seconds: float) -> None:
         self._take((name, seconds))
 
-    def checkpointed(self) -> None:
-        self._take("checkpoint")
+    def checkpointed(self, at: float) -> None:
+        self._take(("checkpoint", at))
 
     def checkpoint_failed(self) -> None:
         self._take("no checkpoint")
@@ -66,7 +66,7 @@ def test_plain_numbers_reach_the_meter_alone() -> None:
     telemetry.traffic("gather", 8, 0.1)
     telemetry.checkpointed(2.0)
     assert not sink.seen
-    assert meter.seen == [5, ("train", 1.0), ("gather", 8, 0.1), ("checkpoint", 2.0), "checkpoint"]
+    assert meter.seen == [5, ("train", 1.0), ("gather", 8, 0.1), ("checkpoint", 2.0)]
 
 
 def test_a_broken_sink_is_told_of_once_and_stops_nothing() -> None:

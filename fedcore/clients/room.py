@@ -1,0 +1,54 @@
+"""A lane that does not fit into memory: its halves are trained instead, or a client is left out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from fedcore.clients.within import LEFT_OUT, LaneRound, Within
+from fedcore.errors import ConfigError
+
+Answer = Literal["shrink", "skip", "fail"]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or the machine, had no memory left."""
+    said = "DefaultCPUAllocator" in str(error)  # torch raises a plain RuntimeError on the CPU
+    return said or isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+
+class Room:
+    """How many clients have been seen to fit at once, and what to tell of those that did not."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.width: int | None = None  # None = every lane has fitted so far
+        self.notes: list[str] = []  # sentences, for whoever tells them
+
+    def make(self, work: Within, lane: LaneRound, ids: list[int], why: str) -> None:
+        """Take the lane back. Its clients are then to do again, fewer at once, or left out.
+
+        Raises `ConfigError` if there is no way on.
+        """
+        work.lanes.remove(lane)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        reason = why.splitlines()[0][:200]
+        if self.answer == "fail" or (len(ids) == 1 and self.answer == "shrink"):
+            raise _does_not_fit(ids, self.answer, reason)
+        if len(ids) > 1:
+            self.width = (len(ids) + 1) // 2
+            self.notes.append(
+                f"{len(ids)} clients do not fit into memory at once ({reason}): {self.width} at a "
+                "time from now on, which rounds differently"
+            )
+            return
+        work.done[lane.rows[0]] = LEFT_OUT
+        self.notes.append(f"client {ids[0]} does not fit into memory and is left out: {reason}")
+
+
+def _does_not_fit(ids: list[int], answer: Answer, reason: str) -> ConfigError:
+    want = f"lanes that fit: clients {ids} do not ({reason})"
+    way_out = "a smaller clients.batch_size or clients.width, or clients.out_of_memory=skip"
+    return ConfigError("clients.out_of_memory", answer, want, way_out)

@@ -1,0 +1,86 @@
+"""What happens to a lane that does not fit into memory?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedcore.clients import group as group_module
+from fedcore.clients.group import ClientGroup
+from fedcore.clients.room import Answer, Room, is_out_of_memory
+from fedcore.errors import ConfigError
+from tests.toy import ToyData, toy_group, toy_order
+
+SIZES = [20, 9, 13, 1]
+
+
+def group(width: int, answer: Answer) -> ClientGroup:
+    made = toy_group("v14", [0, 1, 2, 3], ToyData(SIZES), width=width)
+    made.room = Room(answer)
+    return made
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`small(n, step)`: a machine on which more than n clients at once do not fit, from a step on;
+    n = 0: client 0, with its 20 samples, never does."""
+    step = group_module.local_step
+
+    def limit(clients: int, after: int = 0) -> None:
+        def checked(setup: Any, state: Any, *rest: Any) -> Any:
+            alone_too_large = clients == 0 and int(state.steps.max()) >= 8
+            too_many = len(state) > max(clients, 1) and int(state.steps.max()) >= after
+            if too_many or alone_too_large:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+            return step(setup, state, *rest)
+
+        monkeypatch.setattr(group_module, "local_step", checked)
+
+    return limit
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_a_lane_is_halved_until_it_fits_and_ends_as_a_narrow_one(small: Any, after: int) -> None:
+    """From the start or in the middle of the round: nothing of the failed try is left."""
+    narrow, wide = group(1, "shrink"), group(4, "shrink")
+    narrow.train(toy_order("v14", 0, [0, 1, 2, 3]))
+    small(1, after)
+    upload = wide.train(toy_order("v14", 0, [0, 1, 2, 3]))
+    assert upload.clients.tolist() == [0, 1, 2, 3]
+    for name, values in narrow.state.tensors().items():
+        torch.testing.assert_close(wide.state.tensors()[name], values, rtol=0, atol=1e-12)
+    assert [note.split(" ")[0] for note in wide.room.notes] == ["4", "2"]
+    assert "2 at a time from now on" in wide.room.notes[0]
+    wide.room.notes.clear()
+    wide.train(toy_order("v14", 1, [0, 1, 2, 3]))
+    assert not wide.room.notes, "the next round begins with lanes that fit"
+
+
+def test_a_client_that_does_not_fit_alone_is_left_out_for_the_round(small: Any) -> None:
+    skipping = group(2, "skip")
+    before = skipping.state.take(torch.tensor([0]))
+    small(0)
+    upload = skipping.train(toy_order("v14", 0, [0, 1, 2, 3]))
+    assert upload.clients.tolist() == [1, 2, 3]
+    assert any("client 0 does not fit" in note for note in skipping.room.notes)
+    after = skipping.state.take(torch.tensor([0]))
+    for name, values in before.model_tensors().items():
+        assert torch.equal(after.model_tensors()[name], values)
+
+
+@pytest.mark.parametrize(("answer", "clients"), [("fail", 1), ("shrink", 0)])
+def test_no_way_on_names_the_key_and_the_way_out(small: Any, answer: Any, clients: int) -> None:
+    small(clients)
+    with pytest.raises(ConfigError, match=r"clients\.out_of_memory.*clients\.out_of_memory=skip"):
+        group(2, answer).train(toy_order("v14", 0, [0, 1, 2, 3]))
+
+
+def test_a_mistake_in_a_term_is_no_lack_of_memory() -> None:
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
+    said = "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate"
+    assert is_out_of_memory(RuntimeError(said))
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**52)
+    assert is_out_of_memory(raised.value)
