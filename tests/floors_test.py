@@ -38,7 +38,7 @@ FLOORS = {
 
 # a library, and the only modules that may import it
 DOORS = {
-    "torch.distributed": {"fedcore.server.comm", "launcher.world", "launcher.doctor"},
+    "torch.distributed": {"fedcore.server.comm", "launcher.world", "launcher.doctor.group"},
     "webdataset": {"data_shards.tars"},
     "prometheus_client": {"fedcore.telemetry.exporter_main"},
     "safetensors": {"fedcore.checkpoint", "fedcore.lm.export"},
