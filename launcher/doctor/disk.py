@@ -58,7 +58,9 @@ def lasting(folder: Path, mounts: str) -> Iterator[Check]:
     over = [(len(at), kind) for at, kind in named if place.is_relative_to(at)]
     kind = max(over)[1] if over else "unknown"
     way_out = "a volume or a shared file system: this one forgets when its machine ends"
-    yield Check("file system", kind not in ("tmpfs", "ramfs", "overlay"), kind, way_out, needed=False)
+    yield Check(
+        "file system", kind not in ("tmpfs", "ramfs", "overlay"), kind, way_out, needed=False
+    )
 
 
 def speed(folder: Path, count: int, sync: Sync = os.fsync) -> Iterator[Check]:

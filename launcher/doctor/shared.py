@@ -38,7 +38,9 @@ def shared(folder: Path, roll: Roll) -> Iterator[Check]:
     try:
         yield from _looks(folder, roll) if roll.size > 1 else _alone(mine or folder)
     finally:
+        roll.say(f"left/{roll.rank}")
         if mine:
+            roll.hear_all("left")
             shutil.rmtree(mine, ignore_errors=True)
 
 
