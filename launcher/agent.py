@@ -32,12 +32,12 @@ Stamp = tuple[int, int] | None
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     """The exit code of this node, under torchrun's own words, or its variables `PET_*`."""
-    given = parse_args(list(argv))
+    given = parse_args(list(argv))  # type: ignore[no-untyped-call]
     given.standalone |= not meets_others(given)
     run_dir = run_dir_of(given)
     before = stamp(run_dir)
     try:
-        run(given)
+        run(given)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
         told = ", ".join(f"rank {rank} with {code}" for rank, code in sorted(codes.items()))
