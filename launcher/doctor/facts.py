@@ -28,6 +28,7 @@ SAME = {
     "commit": "one checkout on all nodes",
     "code": "one checkout or image on all nodes: the files differ",
     "config": "one configuration file on all nodes",
+    "device": "cards on all nodes, or device=cpu",
 }
 
 
@@ -42,6 +43,7 @@ def facts(place: Place, device: torch.device, config: RunConfig) -> dict[str, An
         "code": code_sha256()[:12],
         "config": hashlib.sha256(config.dump().encode()).hexdigest()[:12],
         "cores": sorted(os.sched_getaffinity(0)),
+        "device": device.type,
         "card": _card(device),
     }
 

@@ -42,7 +42,8 @@ class Visit:
         for name, look in self._steps().items():
             self.names.append(name)
             self.roll.step(name, look, self._patience(name))
-        verdict = self._end()
+        with self.roll.while_store_lasts():
+            verdict = self._end()
         group.leave()
         return verdict
 
@@ -107,6 +108,8 @@ class Visit:
             yield from alike(everyone, self.options.config.threads)
 
     def _join(self) -> Iterator[Check]:
+        if len({one["device"] for one in self.roll.hear_all("facts").values()}) > 1:
+            return  # told in `alike`; they could not meet over one backend
         store = group.meeting_place(self.place, self.timeout)
         yield from group.join(self.place, self.device, store, self.timeout)
 

@@ -9,7 +9,8 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from launcher.doctor.check import Check, Look, tried
 
 POLL = 0.02  # seconds between looks at the store
 LISTEN = 0.5  # seconds between looks whether somebody asks
-GRACE = 2.0  # seconds in which a rank that lives answers, whatever it is doing
+GRACE = 3.0  # seconds in which a rank that lives answers, whatever it is doing
 
 
 class Store(Protocol):
@@ -70,12 +71,23 @@ class Roll:
         overdue = threading.Timer(patience or self.patience, self.overdue, [name])
         overdue.daemon = True
         overdue.start()
-        self.say(f"found/{name}/{self.rank}", [check.to_json() for check in tried(name, look)])
-        if self.store.add(f"doctor/ended/{name}", 1) == self.size:
-            self.say(f"all/{name}")
-        while not self.said(f"all/{name}"):
-            time.sleep(POLL)
+        with self.while_store_lasts():
+            self.say(f"found/{name}/{self.rank}", [check.to_json() for check in tried(name, look)])
+            if self.store.add(f"doctor/ended/{name}", 1) == self.size:
+                self.say(f"all/{name}")
+            while not self.said(f"all/{name}"):
+                time.sleep(POLL)
         overdue.cancel()
+
+    @contextmanager
+    def while_store_lasts(self) -> Iterator[None]:
+        """If the store goes inside, with the process that serves it, that is told."""
+        try:
+            yield
+        except (RuntimeError, OSError):
+            self.overdue(self.step_name, told=True)
+            time.sleep(2 * GRACE)  # another thread of ours may be saying it
+            raise
 
     def found(self, names: Sequence[str]) -> list[tuple[int, Check]]:
         """Rank and finding, of the ranks that have ended those steps."""
@@ -97,8 +109,9 @@ class Roll:
             time.sleep(GRACE)
             finding = self._missing(name, told)
         except (RuntimeError, OSError) as error:
-            words = f"the store of the ranks is gone: {str(error).splitlines()[0][:200]}"
-            finding = Check("ranks", False, words, "the log of rank 0, or of its node")
+            reason = str(error).splitlines()[0][:200]
+            words = f"rank 0, or torchrun on its node, died in step {name!r}: {reason}"
+            finding = Check("ranks", False, words, "the end of its log; dmesg on its node")
         self.on_lost(finding)
 
     def _missing(self, name: str, told: bool) -> Check:

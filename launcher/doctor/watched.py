@@ -53,14 +53,16 @@ def targets(folder: Path | None) -> Iterator[Check]:
         yield Check("targets folder", True, found)
         return
     place = Path(os.path.abspath(folder))  # noqa: PTH100  (a folder that is not there yet, too)
-    closed = [p for p in (place, *place.parents) if p.exists() and not _open(p)]
+    closed = [p for p in place.parents if p.exists() and not _open(p, stat.S_IXOTH)]
+    if place.exists() and not _open(place, stat.S_IROTH | stat.S_IXOTH):
+        closed.insert(0, place)
     found = f"others cannot enter {closed[0]}" if closed else f"{folder} can be read by others"
     way_out = f"chmod o+rx {closed[0]}" if closed else ""
     yield Check("targets folder", not closed, found, way_out, needed=False)
 
 
-def _open(folder: Path) -> bool:
-    return bool(folder.stat().st_mode & stat.S_IXOTH)
+def _open(folder: Path, rights: int) -> bool:
+    return folder.stat().st_mode & rights == rights
 
 
 def torchrun() -> Iterator[Check]:

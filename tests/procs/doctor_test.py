@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,36 @@ def test_ranks_with_other_folders_and_configurations_are_named(tmp_path: Path) -
     assert "shared folder" in bad[1]
     assert "rank 1" in bad[1]
     assert "2 to mend (2 ranks)" in out
+
+
+def test_rank_0_that_dies_with_the_store_is_named(tmp_path: Path) -> None:
+    """As under srun, where no agent serves the store and none ends the others."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    env = {**os.environ, **meeting, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    words = ["--megabytes", "4", "--patience", str(PATIENCE), "--folder", str(tmp_path)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "launcher.doctor", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=runs.ROOT,
+            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            start_new_session=True,
+        )
+        for rank in range(2)
+    ]
+    runs.wait_for(lambda: list(tmp_path.glob(".doctor-*/token")), "the doctor's work")
+    ranks[0].kill()
+    out = runs.finish(ranks[1], PATIENCE + 10)
+    runs.finish(ranks[0])
+    assert ranks[1].returncode == 1
+    (bad,) = [line for line in out.splitlines() if " bad " in line]
+    assert "rank 0" in bad
+    assert "died in step 'folder'" in bad
+    assert "Traceback" not in out
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])

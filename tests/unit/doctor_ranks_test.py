@@ -162,6 +162,12 @@ def test_ranks_that_differ_are_named_with_their_nodes() -> None:
     assert not any(check.bad for check in facts.alike([of("n1"), of("n2")], 1))
 
 
+def test_a_node_without_cards_beside_one_with_them_is_named() -> None:
+    everyone = [of("n1", device="cuda"), of("n2", device="cpu"), of("n1", device="cuda")]
+    (check,) = [check for check in facts.alike(everyone, 1) if check.bad]
+    assert check.detail == "rank 1 (n2): cpu; ranks 0, 2 (n1): cuda"
+
+
 def test_two_ranks_on_one_card_are_bad() -> None:
     everyone = [of("n1", card="GPU-1"), of("n1", card="GPU-1"), of("n1", card="GPU-2")]
     (check,) = [check for check in facts.alike(everyone, 1) if check.bad]
