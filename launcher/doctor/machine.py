@@ -8,7 +8,7 @@ import platform
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -60,8 +60,8 @@ def imports() -> Iterator[Check]:
     yield Check("fedcore", True, metadata.version("fedcore"))
 
 
-def devices() -> Iterator[Check]:
-    """The cards of this node, as torch sees them."""
+def devices(own: int | None = None) -> Iterator[Check]:
+    """The cards of this node, as torch sees them. own: the one this rank uses; None = all."""
     import torch
 
     count = torch.cuda.device_count()
@@ -76,21 +76,22 @@ def devices() -> Iterator[Check]:
         found += f" (CUDA_VISIBLE_DEVICES={visible!r})"
     way_out = "a driver for this torch" if hidden else "nothing: runs use the CPU"
     yield Check("CUDA devices", count > 0, found, way_out, needed=hidden)
-    if count:
-        yield device_memory([torch.cuda.mem_get_info(card) for card in range(count)])
-        yield from _driver()
+    if count:  # only its own, since to ask takes memory there, for each rank
+        cards = range(count) if own is None else [own]
+        yield device_memory({card: torch.cuda.mem_get_info(card) for card in cards})
 
 
-def device_memory(cards: Sequence[tuple[int, int]]) -> Check:
+def device_memory(cards: Mapping[int, tuple[int, int]]) -> Check:
     """Whether the cards are empty, by free and all bytes of each: what others use is missing."""
-    used = {card: total - free for card, (free, total) in enumerate(cards)}
+    used = {card: total - free for card, (free, total) in cards.items()}
     taken = [f"{card}: {size(used[card])}" for card in used if used[card] > 0.1 * cards[card][1]]
-    found = f"in use: {', '.join(taken)}" if taken else f"{size(cards[0][1])} each, free"
+    each = max(total for _, total in cards.values())
+    found = f"in use: {', '.join(taken)}" if taken else f"{size(each)} each, free"
     return Check("device memory", not taken, found, "nvidia-smi names the processes", needed=False)
 
 
-def _driver() -> Iterator[Check]:
-    """Driver and uncorrected memory errors; only nvidia-smi knows the second."""
+def driver() -> Iterator[Check]:
+    """Driver and uncorrected memory errors of this node; only nvidia-smi knows the second."""
     query = "--query-gpu=index,driver_version,ecc.errors.uncorrected.volatile.total"
     command = ["nvidia-smi", query, "--format=csv,noheader"]
     try:

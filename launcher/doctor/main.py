@@ -62,7 +62,7 @@ def of_rank(place: Place, device: torch.device) -> Iterator[Check]:
     from launcher.doctor.compute import computing
 
     looks: dict[str, Look] = {
-        "devices": machine.devices,
+        "devices": lambda: machine.devices(place.local_rank if place.local_size > 1 else None),
         "computing": lambda: computing(device),
         "open files": lambda: machine.open_files(place.size),
         "/dev/shm": lambda: machine.shared_memory(place.local_size),
@@ -71,7 +71,7 @@ def of_rank(place: Place, device: torch.device) -> Iterator[Check]:
     yield from _all(looks)
 
 
-def of_node(options: Options, place: Place) -> Iterator[Check]:
+def of_node(options: Options, place: Place, device: torch.device) -> Iterator[Check]:
     """What one rank of each node looks at for all of it."""
     if place.local_rank:
         return
@@ -81,6 +81,8 @@ def of_node(options: Options, place: Place) -> Iterator[Check]:
         "folder of runs": lambda: disk.room(options.folder),
         "writing": lambda: disk.speed(options.folder, options.megabytes * 2**20),
     }
+    if device.type == "cuda":
+        looks["driver"] = machine.driver
     yield from _all(looks)
 
 

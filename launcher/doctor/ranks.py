@@ -88,7 +88,7 @@ class Visit:
             "coming": self._come,
             "rank": lambda: main.of_rank(place, self.device),
             "alike": self._alike,
-            "node": lambda: main.of_node(options, place),
+            "node": lambda: main.of_node(options, place, self.device),
             "site": lambda: main.of_site(options, place),
             "folder": lambda: shared(options.folder, roll),
             "clocks": lambda: clocks(roll),

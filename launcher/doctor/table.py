@@ -64,7 +64,8 @@ def render(found: Sequence[tuple[int, Check]], nodes: Sequence[str], out: IO[str
         table.add_row(mark, *(escape(cell) for cell in cells))
     Console(file=out, width=None if out.isatty() else PIPE_WIDTH).print(table)
     bad = len({row.check.name for row in rows(found) if row.check.bad})
-    print(f"{bad} to mend" if bad else "fit", f"({len(nodes)} ranks)" if many else "", file=out)
+    verdict = f"{bad} to mend" if bad else "fit"
+    print(f"{verdict} ({len(nodes)} ranks)" if many else verdict, file=out)
 
 
 def where(ranks: Sequence[int], nodes: Sequence[str]) -> str:

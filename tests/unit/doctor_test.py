@@ -166,7 +166,7 @@ def test_the_memory_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_card_that_others_use_and_one_with_errors_are_told() -> None:
-    check = machine.device_memory([(70 * 2**30, 80 * 2**30), (80 * 2**30, 80 * 2**30)])
+    check = machine.device_memory({0: (70 * 2**30, 80 * 2**30), 1: (80 * 2**30, 80 * 2**30)})
     assert not check.ok
     assert check.detail == "in use: 0: 10 GiB"
     driver, ecc = machine.driver_of("0, 550.1, 0\n1, 550.1, 3\n")
