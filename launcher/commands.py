@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from launcher import cli
+from launcher.doctor.command import doctor
 from launcher.lm_commands import lm
 from launcher.plain import Overrides, plain
 from launcher.shard_commands import shards
@@ -28,6 +29,7 @@ app.add_typer(shards, name="shards")
 study = typer.Typer(help="Runs and a report on one question.", no_args_is_help=True)
 app.add_typer(study, name="study")
 app.add_typer(lm, name="lm")
+app.command()(doctor)
 
 
 @app.command()
@@ -61,22 +63,6 @@ def _explain(name: str) -> None:
     typer.echo("\nThe same in a configuration; every key may be changed:\n")
     said = {"algorithm": {"name": name, **settings(algorithm)}}
     typer.echo(yaml.safe_dump(said, sort_keys=False, default_flow_style=None))
-
-
-@app.command()
-@plain
-def doctor() -> None:
-    """Check what this machine has for fedcore; exit code 1 if something needed is missing."""
-    from launcher.doctor import checks
-
-    table = Table("", "check", "found", "way out")
-    found = checks()
-    for check in found:
-        mark = "[green]ok[/]" if check.ok else "[red]bad[/]" if check.needed else "-"
-        table.add_row(mark, check.name, check.detail, "" if check.ok else check.way_out)
-    Console().print(table)
-    if any(check.needed and not check.ok for check in found):
-        raise typer.Exit(1)
 
 
 @app.command()

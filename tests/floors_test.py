@@ -41,7 +41,12 @@ FLOORS = {
 
 # a library, and the only modules that may import it
 DOORS = {
-    "torch.distributed": {"fedcore.server.comm", "launcher.world", "launcher.doctor"},
+    "torch.distributed": {
+        "fedcore.server.comm",
+        "launcher.agent",
+        "launcher.world",
+        "launcher.doctor.group",
+    },
     "webdataset": {"data_shards.tars"},
     "prometheus_client": {"fedcore.telemetry.exporter_main"},
     "safetensors": {"fedcore.checkpoint", "fedcore.checkpoint_writer", "fedcore.lm.export"},
