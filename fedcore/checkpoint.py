@@ -64,14 +64,15 @@ class Checkpoint:
     """One complete checkpoint directory."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = (
+            folder  # `files`: each with `file`, `sha256`, `kind` and, if of any, `clients`
+        )
         try:
             index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
             version = index["format"]
             if version == FORMAT:
                 self.facts: dict[str, Any] = index["facts"]
-                self._shared: dict[str, dict[str, Any]] = index["shared"]
-                self._files: list[dict[str, Any]] = index["clients"]
+                self.files: list[dict[str, Any]] = index["files"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem = f"damaged index.json ({error!r})"
             raise ShardError(str(folder), problem, "an older checkpoint") from None
@@ -79,14 +80,12 @@ class Checkpoint:
             want = f"checkpoint format {FORMAT}"
             raise ConfigError("--resume", version, want, "--resume never")
 
-    @property
-    def files(self) -> list[dict[str, Any]]:
-        """Every file: `file`, `sha256` and, of clients' files, `kind` and `clients`."""
-        return [*self._shared.values(), *self._files]
-
     def clients(self, kind: str = "clients") -> list[int]:
         """Ids of the clients in files of that kind, in the order of the files."""
-        return [c for entry in self._files if entry["kind"] == kind for c in entry["clients"]]
+        return [c for entry in self._of(kind) for c in entry["clients"]]
+
+    def _of(self, kind: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.files if entry["kind"] == kind]
 
     def verify(self) -> None:
         """Hash every file; `ShardError` naming the first that is missing or damaged."""
@@ -101,16 +100,19 @@ class Checkpoint:
             raise ShardError(str(path), problem, older)
         return path
 
-    def shared(self, stem: str) -> dict[str, Tensor]:
-        """The tensors of one of rank 0's files, on the CPU."""
-        if stem not in self._shared:
-            problem = f"has no {stem}.safetensors"
+    def shared(self, kind: str, *, optional: bool = False) -> dict[str, Tensor]:
+        """The tensors of a kind that belong to no client, on the CPU; optional: or nothing."""
+        if not optional and not self._of(kind):
+            problem = f"has no {kind}-*.safetensors"
             raise ShardError(str(self.folder), problem, "a checkpoint of the same kind of run")
-        path = self._checked(self._shared[stem])
-        try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:  # removed by the run it belongs to
-            raise ShardError(str(path), str(error), "a newer checkpoint") from None
+        found: dict[str, Tensor] = {}
+        for entry in self._of(kind):
+            path = self._checked(entry)
+            try:
+                found |= load_file(path)
+            except (OSError, SafetensorError) as error:  # removed by the run it belongs to
+                raise ShardError(str(path), str(error), "a newer checkpoint") from None
+        return found
 
     def own(self, clients: Sequence[int], kind: str = "clients") -> dict[str, Tensor]:
         """These clients' tensors, each [K, ...] in their order, whichever rank wrote them."""
@@ -129,9 +131,9 @@ class Checkpoint:
     def _rows(self, clients: Sequence[int], kind: str) -> Iterator[tuple[Tensor, str, Tensor]]:
         """Rows of `clients`, name and values of these rows, of each tensor of each file."""
         rows = {client: row for row, client in enumerate(clients)}
-        for entry in self._files:
+        for entry in self._of(kind):
             wanted = [(at, c) for at, c in enumerate(entry["clients"]) if c in rows]
-            if entry["kind"] != kind or not wanted:
+            if not wanted:
                 continue
             at = torch.tensor([at for at, _ in wanted])
             here = torch.tensor([rows.pop(c) for _, c in wanted])

@@ -1,4 +1,4 @@
-"""Whole-run checkpoints, written: rank 0 writes what all ranks share, each rank its own clients.
+"""Whole-run checkpoints, written: each rank its clients, and its part of what belongs to all.
 
 The directory is written under a temporary name and renamed when every rank has finished. Training
 waits for a copy on the device only: a thread writes it, and the ranks' threads meet in a group of
@@ -11,7 +11,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -55,7 +55,7 @@ class Rows:
 class Contents:
     """What goes into a checkpoint, on this rank."""
 
-    shared: Mapping[str, Tensors]  # by file; rank 0's count
+    shared: Mapping[str, Tensors]  # by kind of file; this rank's part of what belongs to all
     facts: dict[str, Any]  # JSON values to find again; rank 0's count
     own: Mapping[str, Rows] = field(default_factory=dict)  # by kind of file; this rank's clients
     score: float | None = None  # the higher the better; of the best one, which is kept
@@ -167,12 +167,10 @@ class Checkpoints:
         try:
             mine: list[dict[str, Any]] = []
             with together(self.comm):
-                for kind, rows in contents.own.items():
-                    if not rows.clients:
-                        continue
+                for kind, tensors, clients in _files(contents):
                     file = part / f"{kind}-{self.comm.rank:05d}.safetensors"
-                    _guard(file, lambda file=file, rows=rows: _store(file, rows.tensors))  # type: ignore[misc]
-                    mine.append(_entry(file) | {"kind": kind, "clients": list(rows.clients)})
+                    _guard(file, lambda file=file, tensors=tensors: _store(file, tensors))  # type: ignore[misc]
+                    mine.append(_entry(file) | {"kind": kind} | clients)
             files = [entry for of_rank in self.comm.gather_json(mine) for entry in of_rank]
             with together(self.comm):
                 if self.comm.rank == 0:
@@ -183,15 +181,10 @@ class Checkpoints:
             raise
 
     def _publish(
-        self, part: Path, final: Path, clients: list[dict[str, Any]], contents: Contents
+        self, part: Path, final: Path, files: list[dict[str, Any]], contents: Contents
     ) -> None:
-        entries = {}
-        for stem, tensors in contents.shared.items():
-            file = part / f"{stem}.safetensors"
-            _store(file, tensors)
-            entries[stem] = _entry(file)
         facts = contents.facts | {"score": contents.score, "saved": time.time()}
-        index = {"format": FORMAT, "shared": entries, "clients": clients, "facts": facts}
+        index = {"format": FORMAT, "files": files, "facts": facts}
         write_atomically(part / "index.json", json.dumps(index, indent=1))
         to_disk(part)
         shutil.rmtree(final, ignore_errors=True)
@@ -232,6 +225,16 @@ def _marker(device: torch.device) -> Callable[[], Any]:
         return torch.cuda.stream(stream)
 
     return ready
+
+
+def _files(contents: Contents) -> Iterator[tuple[str, Tensors, dict[str, list[int]]]]:
+    """This rank's files: kind, tensors, and of which clients the rows are."""
+    for kind, tensors in contents.shared.items():
+        if tensors:
+            yield kind, tensors, {}
+    for kind, rows in contents.own.items():
+        if rows.clients:
+            yield kind, rows.tensors, {"clients": list(rows.clients)}
 
 
 def _guard(path: Path, act: Callable[[], None]) -> None:

@@ -153,8 +153,9 @@ class Stopped(FedError):
     within: bool = False  # in the middle of that round
 
     def __str__(self) -> str:
-        number = f"{self.unit} {self.round}"
-        within = f"in {number}" if self.unit == "round" else f"in the round after {number}"
+        rounds = self.unit == "round"
+        number = f"round {self.round + 1}" if rounds else f"step {self.round}"
+        within = f"in {number}" if rounds else f"in the round after {number}"
         return (
             f"stopped on request {within if self.within else f'before {number}'}; checkpoint "
             f"{self.checkpoint}. "

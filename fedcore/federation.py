@@ -318,7 +318,8 @@ class Federation:
             "within": within,
         }
         score = None if within or not self._evaluated else self.outcome.test_accuracy
-        return Contents(shared={"server": tensors}, facts=facts, own=own, score=score)
+        shared = {"server": tensors} if self.comm.rank == 0 else {}
+        return Contents(shared=shared, facts=facts, own=own, score=score)
 
     def _warn(self, words: str) -> None:
         self.telemetry.write([WarningEvent(self.outcome.rounds, words)])

@@ -8,7 +8,7 @@ ranks goes on under any other.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -52,11 +52,11 @@ class Engine(Protocol):
     def parts(self) -> list[Tensor]:
         """This rank's part of each parameter, in the model's order: live fp32 tensors."""
 
-    def state(self) -> EngineState | None:
-        """The whole state on the CPU of rank 0; None on the others."""
+    def state(self) -> EngineState:
+        """This rank's share of the whole state, copied: that of the parameters `share` names."""
 
     def load(self, state: EngineState) -> None:
-        """Take a state that `state` of any engine gave."""
+        """Take a whole state, put together of what `state` of any engine gave on all ranks."""
 
     def close(self) -> None:
         """Let go of the model; a process must not end while it still holds one."""
@@ -118,10 +118,9 @@ class WholeModel:
         """All weights."""
         return [p.detach() for p in self.model.parameters()]
 
-    def state(self) -> EngineState | None:
-        """The whole state on the CPU of rank 0."""
-        named = self.model.named_parameters()
-        return None if self.of.rank else state_of(named, self.optimiser)
+    def state(self) -> EngineState:
+        """This rank's share: every rank has all of it."""
+        return state_of(share(self.model, self.of), self.optimiser)
 
     def load(self, state: EngineState) -> None:
         """Take a state, on every rank."""
@@ -176,30 +175,50 @@ class PlainEngine(WholeModel):
         self._called = self._ddp = None
 
 
+def share(model: nn.Module, of: Trained) -> list[tuple[str, Tensor]]:
+    """The parameters that this rank stores: about as many numbers as any other rank."""
+    named = list(model.named_parameters())
+    return [named[i] for i in shares([p.numel() for _, p in named], of.ranks)[of.rank]]
+
+
+def shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Which of these tensors each rank stores, in order, by the middle of each of them."""
+    found: list[list[int]] = [[] for _ in range(ranks)]
+    total, before = max(sum(sizes), 1), 0
+    for i, size in enumerate(sizes):
+        found[min(ranks - 1, (2 * before + size) * ranks // (2 * total))].append(i)
+        before += size
+    return found
+
+
 def state_of(named: Iterable[tuple[str, Tensor]], optimiser: Optimizer) -> EngineState:
-    """The state of weights and an optimiser over just these tensors, copied to the CPU."""
+    """The state of weights and an optimiser over just these tensors, copied where it is."""
     pairs = list(named)
-    weights = {name: _home(weight) for name, weight in pairs}
+    weights = {name: _copy(weight) for name, weight in pairs}
     return EngineState(weights, *memory_of(pairs, optimiser.state))
 
 
 def memory_of(
     named: Iterable[tuple[str, Tensor]], state: Mapping[Tensor, Mapping[str, Any]]
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """`memory` and `scalars` of an `EngineState` out of an optimiser's `state`, on the CPU."""
+    """`memory` and `scalars` of an `EngineState` out of an optimiser's `state`, copied."""
     memory, scalars = {}, {}
     for name, weight in named:
         for key, value in state.get(weight, {}).items():
             if isinstance(value, Tensor) and value.shape == weight.shape and value.ndim:
-                memory[f"{key}/{name}"] = _home(value)
+                memory[f"{key}/{name}"] = _copy(value)
             else:
                 scalars[key] = float(value)
     return memory, scalars
 
 
-def _home(value: Tensor) -> Tensor:
+def _copy(value: Tensor) -> Tensor:
+    """In fp32 at least; on the CPU if the device has no room for it."""
     wide = torch.promote_types(value.dtype, torch.float32)
-    return value.detach().to("cpu", wide, copy=True).contiguous()
+    try:
+        return value.detach().to(wide, copy=True)
+    except torch.OutOfMemoryError:
+        return value.detach().to("cpu", wide, copy=True)
 
 
 def load_state(

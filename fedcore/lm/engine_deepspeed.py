@@ -28,6 +28,7 @@ from fedcore.lm.engine import (
     load_state,
     memory_by_name,
     scalars_of,
+    share,
     split,
     state_of,
 )
@@ -160,24 +161,24 @@ class DeepSpeedEngine:
         inner: Optimizer = getattr(self.optimiser, "optimizer", self.optimiser)
         return inner
 
-    def state(self) -> EngineState | None:
+    def state(self) -> EngineState:
+        own = share(self.model, self.of)
         if self.stage == 0:
-            named = self.model.named_parameters()
-            return None if self.of.rank else state_of(named, self._inner)
+            return state_of(own, self._inner)
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         keys, scalars = self._memory_keys()
         self._link()
-        found = EngineState({}, {}, scalars)
+        found, mine = EngineState({}, {}, scalars), {name for name, _ in own}
         for name, parameter in self.model.named_parameters():
             whole = safe_get_full_fp32_param(parameter)  # collective: no rank may skip it
-            if self.of.rank == 0:
+            if name in mine:
                 found.weights[name] = whole.to("cpu", torch.float32, copy=True)
             for key in keys:
                 whole = safe_get_full_optimizer_state(parameter, key)
-                if self.of.rank == 0:
+                if name in mine:
                     found.memory[f"{key}/{name}"] = whole.to("cpu", torch.float32, copy=True)
-        return found if self.of.rank == 0 else None
+        return found
 
     def load(self, state: EngineState) -> None:
         if self.stage == 0:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedcore.checkpoint import Checkpoint
 from fedcore.checkpoint_writer import Contents, Rows
 from fedcore.lm.curves import Curves
+from fedcore.lm.engine import shares
 from fedcore.lm.ledger import Ledger, LMOutcome
 from fedcore.lm.measure import sizes
 from fedcore.lm.monitors import Measured, Monitor
@@ -215,13 +216,21 @@ class LMFederation:
         if length:
             own["turns"] = _stacked(self._turns)
             own["halves"] = Rows(*self.turns.halves(length))
-        shared = {"model": self.server.weights, "outer": self.server.momentum}
+        kept = {"model": self.server.weights, "outer": self.server.momentum}
+        shared = {stem: self._share(tensors) for stem, tensors in kept.items()}
         return Contents(shared=shared, facts=facts, own=own)
+
+    def _share(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What this rank stores of what all ranks have."""
+        names = list(tensors)
+        chosen = shares([v.numel() for v in tensors.values()], self.comm.size)[self.comm.rank]
+        return {names[i]: tensors[names[i]] for i in chosen}
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint: on any number of ranks the run equals one never stopped."""
         facts = checkpoint.facts
-        weights, momentum = self._home(checkpoint.shared("model")), checkpoint.shared("outer")
+        weights = self._home(checkpoint.shared("model"))
+        momentum = checkpoint.shared("outer", optional=True)
         self.server = Outer(weights, self._home(momentum))
         if self.turns.carry:
             self.turns.load(checkpoint.own([*self.turns.data]), weights)

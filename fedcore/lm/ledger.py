@@ -200,9 +200,11 @@ class Ledger:
         }
 
     def sign(self, weights: Tensors) -> None:
-        """SHA-256 of rank 0's weights, by name, for all ranks. Collective."""
-        whole = hashlib.sha256()
-        for name in sorted(weights):
-            value: Tensor = weights[name].detach().cpu().contiguous()
-            whole.update(name.encode() + value.numpy().tobytes())
-        self.outcome.parameters_sha256 = self.comm.gather_json(whole.hexdigest())[0]
+        """SHA-256 over that of each tensor, by name. weights: this rank's share. Collective."""
+        mine = {}
+        for name, weight in weights.items():
+            value: Tensor = weight.detach().cpu().contiguous()
+            mine[name] = hashlib.sha256(value.numpy().tobytes()).hexdigest()
+        each = {k: v for share in self.comm.gather_json(mine) for k, v in share.items()}
+        whole = "".join(name + each[name] for name in sorted(each))
+        self.outcome.parameters_sha256 = hashlib.sha256(whole.encode()).hexdigest()

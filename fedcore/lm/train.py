@@ -123,7 +123,7 @@ class LMRun:
             self._write(done, last)
 
     def _write(self, done: int, last: bool) -> None:
-        state = self.engine.state() or EngineState({}, {}, {})
+        state = self.engine.state()
         if done == self.lm.steps:
             self.ledger.sign(state.weights)
         facts = {
@@ -137,7 +137,7 @@ class LMRun:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint: with the same ranks the run then equals one never stopped."""
         facts = checkpoint.facts
-        weights, memory = checkpoint.shared("model"), checkpoint.shared("optimizer")
+        weights, memory = checkpoint.shared("model"), checkpoint.shared("optimizer", optional=True)
         self.engine.load(EngineState(weights, memory, facts["scalars"]))
         self.monitor.state = facts["monitor"]
         self.rates.load(facts["controller"])

@@ -89,7 +89,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_told(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unfinish(run_dir)
-    file = run_dir / "checkpoints" / "round_00003" / "server.safetensors"
+    file = run_dir / "checkpoints" / "round_00003" / "server-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     assert checkpoint_of(look(run_dir)) == "round_00002"
     assert "passing over round_00003" in capsys.readouterr().err

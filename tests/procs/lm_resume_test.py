@@ -59,7 +59,7 @@ def test_a_killed_run_goes_on_under_another_engine_and_number_of_ranks(
     out = runs.finish(process, limit=60)
     assert runs.summary(run_dir)["exit_code"] == 5, out[-3000:]
     newest = sorted(run_dir.glob("checkpoints/step_*"))[-1]
-    with (newest / "model.safetensors").open("r+b") as file:
+    with (newest / "model-00000.safetensors").open("r+b") as file:
         file.seek(-4, os.SEEK_END)
         file.write(b"\0\0\0\1")
     out = runs.run(1, run_dir, *words(tmp_path, *sharded, "lm.zero_stage=3"))

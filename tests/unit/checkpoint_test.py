@@ -127,7 +127,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_the_index_names_every_client_once(tmp_path: Path) -> None:
     index = json.loads((save(tmp_path, 1) / "index.json").read_text())
-    assert [c for entry in index["clients"] for c in entry["clients"]] == [0, 1, 2]
+    assert [c for e in index["files"] for c in e.get("clients", [])] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("pointer", [None, b"round_00099", b"", b"\xff\xfe"])

@@ -10,7 +10,7 @@ import torch
 
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, FedError
-from fedcore.lm.engine import PlainEngine, Trained
+from fedcore.lm.engine import PlainEngine, Trained, shares
 from fedcore.lm.engine_accelerate import AccelerateEngine
 from fedcore.lm.engine_deepspeed import DeepSpeedEngine, to_deepspeed
 from fedcore.lm.model import TransformerLM
@@ -121,3 +121,14 @@ def test_parts_of_a_step_make_the_step_of_the_whole(tmp_path: Path) -> None:
         found.append(torch.cat([loss[None], norm[None], *(p.flatten() for p in engine.parts())]))
     assert torch.allclose(found[0], found[1], rtol=1e-12)
     assert torch.allclose(found[0], found[2], rtol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("sizes", [[5, 5, 5, 5], [1, 100, 1, 1], [7], [], [3, 1, 4, 1, 5, 9, 2, 6]])
+def test_every_tensor_is_stored_by_one_rank_and_none_has_much_more(
+    sizes: list[int], ranks: int
+) -> None:
+    found = shares(sizes, ranks)
+    assert sorted(i for own in found for i in own) == list(range(len(sizes)))
+    load = [sum(sizes[i] for i in own) for own in found]
+    assert max(load) <= sum(sizes) / ranks + max(sizes, default=0)

@@ -61,10 +61,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_read(
 ) -> None:
     shutil.copytree(trained, tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "step_00000012"
-    file = newest / "model.safetensors"
+    file = newest / "model-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
     assert load_stored(tmp_path / "run").step == 8
-    with pytest.raises(ShardError, match=r"model\.safetensors.*sha256"):
+    with pytest.raises(ShardError, match=r"model-00000\.safetensors.*sha256"):
         load_stored(newest)
 
 

@@ -125,7 +125,7 @@ def test_the_command_ends_in_one_line_when_it_cannot_write(whole: Path, tmp_path
 
 def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
     folder = stored(tmp_path / "run", [client_event(0, 0)])
-    (keep_checkpoint(folder, 4) / "server.safetensors").write_bytes(b"no")
+    (keep_checkpoint(folder, 4) / "server-00000.safetensors").write_bytes(b"no")
     why = geometry.geometry(Stored.of(folder))
     assert isinstance(why, str)
     assert "does not match its sha256" in why
