@@ -14,10 +14,10 @@ ROOT       := $(filter 0,$(shell id -u))
 DESELECT   := not gpu$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check law procs golden golden-update gpu format bench bench-lm bench-scrape dash clean
+.PHONY: help setup run smoke test check law procs golden golden-update gpu format bench bench-lm bench-scrape bench-checkpoint dash clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -76,6 +76,10 @@ dash: $(READY) ## write Grafana's dashboards from deploy/grafana/*.py
 
 bench-scrape: $(READY) ## what being watched by Prometheus costs a training step, attacked or not
 	PYTHONPATH=. $(BIN)/python bench/scrape.py --blocks 12 --length 3
+
+bench-checkpoint: $(READY) ## what checkpoints cost training, written meanwhile or waited for
+	PYTHONPATH=. $(BIN)/python bench/checkpoint.py
+	PYTHONPATH=. $(BIN)/python bench/checkpoint.py --model resnet18 --clients 8 --epochs 1 --out runs/bench/checkpoint_large.json
 
 clean: ## remove runs, shards and caches (keeps .venv)
 	rm -rf runs data_shards/store .pytest_cache .mypy_cache .ruff_cache .hypothesis

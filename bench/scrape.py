@@ -140,13 +140,15 @@ class Training:
         from launcher import prepare
         from launcher.build import build
         from launcher.cli import load_config
+        from launcher.rundir import RunDir
         from launcher.world import Place, World
 
         config = load_config("default", [f"data.store={folder}", "data.alpha=1000"])
         world = World(Place.of(os.environ), torch.device("cpu"), LocalComm())
         torch.set_num_threads(1)
         store = prepare.ensure(config)
-        self.federation = build(config, store, world, Telemetry(), folder / "checkpoints", {})
+        checkpoints = RunDir(folder).checkpoints_of(config, world, "round")
+        self.federation = build(config, store, world, Telemetry(), checkpoints, {})
         self.order = self.federation.server.order(0)
         self.clients = self.federation.group.clients
 

@@ -278,7 +278,7 @@ OPERATIONAL = frozenset(
         *("device", "evaluate", "server", "metrics", "checkpoint", "data.store", "data.root"),
         *("lm.log_every", "lm.eval_batches", "lm.compile", "lm.activation_checkpointing"),
         *("lm.engine", "lm.zero_stage", "lm.offload", "lm.accumulate", "lm.data.text"),
-        *("lm.data.vocabulary", "lm.monitor.per_layer"),
+        *("lm.data.vocabulary", "lm.monitor.per_layer", "clients.out_of_memory"),
     }
 )
 """Sections and keys that may differ between a run and its resumption."""
