@@ -172,6 +172,16 @@ class Checkpoint:
             want = f"checkpoint format {FORMAT}"
             raise ConfigError("--resume", version, want, "--resume never")
 
+    @property
+    def clients(self) -> list[int]:
+        """Ids of the clients it holds, in order."""
+        return sorted(client for entry in self._files for client in entry["clients"])
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        """Every file: `file`, `sha256` and, of those of clients, `clients`."""
+        return [*self._shared.values(), *self._files]
+
     def verify(self) -> None:
         """Hash every file; `ShardError` naming the first that is missing or damaged."""
         for entry in [*self._shared.values(), *self._files]:

@@ -289,6 +289,13 @@ class Federation:
             "first_spread": state.first_spread,
             "prototype_std": state.prototype_std,
             "outcome": self.outcome.facts(),
+            "score": self.outcome.test_accuracy,
+            "model": {
+                "name": self.config.model.name,
+                "shape": list(self.evaluator.test.shape),
+                "classes": state.prototypes.shape[0],
+                "feature_dim": state.prototypes.shape[1],
+            },
         }
         began = time.monotonic()
         own = flatten_state(self.group.state)
