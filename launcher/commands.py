@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from launcher import cli
+from launcher.checkpoint_commands import checkpoint
 from launcher.lm_commands import lm
 from launcher.plain import Overrides, plain
 from launcher.shard_commands import shards
@@ -28,6 +29,7 @@ app.add_typer(shards, name="shards")
 study = typer.Typer(help="Runs and a report on one question.", no_args_is_help=True)
 app.add_typer(study, name="study")
 app.add_typer(lm, name="lm")
+app.add_typer(checkpoint, name="checkpoint")
 
 
 @app.command()

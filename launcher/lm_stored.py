@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_shards.text.tokenizers import Tokenizer, load
-from fedcore.checkpoint import Checkpoint, candidates
+from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
-from fedcore.errors import ConfigError, FedError
+from fedcore.errors import ConfigError
 from fedcore.lm.model import TransformerLM
+from launcher.checkpoint_stored import newest_good
 from launcher.rundir import RunDir, storage
 
 VOCABULARY = "tokenizer.json"
@@ -36,7 +37,7 @@ def load_stored(place: Path) -> Stored:
 
     Raises `ConfigError` if `place` is neither, `ShardError` if the checkpoint is damaged.
     """
-    folder = place if (place / "index.json").is_file() else _newest(place)
+    folder = place if (place / "index.json").is_file() else newest_good(place)
     checkpoint = Checkpoint(folder)
     facts = checkpoint.facts
     if "run" not in facts:
@@ -46,18 +47,6 @@ def load_stored(place: Path) -> Stored:
     model = TransformerLM(config.lm.model, facts["vocab_size"], config.seed)
     model.load_state_dict(checkpoint.shared("model"))
     return Stored(model.eval(), config, facts["step"], folder.parent.parent / VOCABULARY)
-
-
-def _newest(run: Path) -> Path:
-    """The newest checkpoint that is whole."""
-    for folder in candidates(run / "checkpoints"):
-        try:
-            Checkpoint(folder).verify()
-        except FedError:
-            continue
-        return folder
-    want = "a checkpoint, or a run directory with a whole one"
-    raise ConfigError("CHECKPOINT", str(run), want, "runs/.../checkpoints/step_...")
 
 
 def load_vocabulary(stored: Stored) -> Tokenizer:
