@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedcore.checkpoint_index import check_index
 from fedcore.clients.state import ClientState
 from fedcore.errors import ConfigError, ShardError, StorageError
+from fedcore.files import inside, read_json
 from fedcore.server.comm import Comm, together
 
 FORMAT = 2
@@ -159,9 +162,10 @@ class Checkpoint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+            index = read_json(folder / "index.json")
             version = index["format"]
             if version == FORMAT:
+                check_index(folder, index)
                 self.facts: dict[str, Any] = index["facts"]
                 self._shared: dict[str, dict[str, Any]] = index["shared"]
                 self._files: list[dict[str, Any]] = index["clients"]
@@ -188,7 +192,7 @@ class Checkpoint:
             self._checked(entry)
 
     def _checked(self, entry: dict[str, Any]) -> Path:
-        path = self.folder / str(entry["file"])
+        path = inside(self.folder, entry["file"])
         if not path.is_file() or _sha256(path) != entry["sha256"]:
             problem = "missing" if not path.is_file() else "does not match its sha256"
             older = "an older checkpoint: --resume DIR"
@@ -209,20 +213,41 @@ class Checkpoint:
     def own(self, clients: Sequence[int]) -> dict[str, Tensor]:
         """These clients' tensors, each [K, ...] in their order, whichever rank wrote them."""
         found: dict[str, Tensor] = {}
-        for rows, name, values in self._rows(clients):
-            if name not in found:
-                found[name] = values.new_zeros(len(clients), *values.shape[1:])
-            found[name][rows] = values
+        with self._fitting():
+            for rows, name, values in self._rows(clients):
+                if name not in found:
+                    found[name] = values.new_zeros(len(clients), *values.shape[1:])
+                found[name][rows] = values
         return found
 
     def load_into(self, state: ClientState, clients: Sequence[int]) -> None:
         """Fill `state` with these clients, whichever rank wrote them."""
-        for rows, name, values in self._rows(clients):
-            group, _, key = name.partition("/")
-            if group == "memory" and not state.memory:
-                state.forget_momentum()
-            target = getattr(state, group)[key] if key else getattr(state, group)
-            target[rows.to(target.device)] = values.to(target)
+        with self._fitting():
+            for rows, name, values in self._rows(clients):
+                group, _, key = name.partition("/")
+                if group == "memory" and not state.memory:
+                    state.forget_momentum()
+                target = getattr(state, group)[key] if key else getattr(state, group)
+                target[rows.to(target.device)] = values.to(target)
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Tensors of other names or shapes, or no tensors, are a `ShardError`."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except (
+            SafetensorError,
+            OSError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            RuntimeError,
+        ) as error:
+            problem = f"does not fit: {' '.join(str(error).split())}"
+            way_out = "a checkpoint of the same kind of run"
+            raise ShardError(str(self.folder), problem, way_out) from None
 
     def _rows(self, clients: Sequence[int]) -> Iterator[tuple[Tensor, str, Tensor]]:
         """Rows of `clients`, name and values of these rows, of each tensor of each file."""

@@ -5,7 +5,9 @@ All readers of names and of JSON on disk call these; what is wrong is told and n
 
 from __future__ import annotations
 
+import errno
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,11 @@ def _problem(folder: Path, name: Any) -> str:
     return "" if place.is_relative_to(folder.resolve()) else "a link out of it"
 
 
+def plain_name(text: str, most: int = 80) -> str:
+    """Words as a part of a folder's name: no separators, no dots at its ends, not too long."""
+    return re.sub(r"[^\w.+=-]+", "_", text)[:most].strip(".") or "run"
+
+
 def parse_json(text: str | bytes) -> Any:
     """The value; `ValueError` for all that is none, also for one that is nested without end."""
     try:
@@ -53,8 +60,13 @@ def parse_json(text: str | bytes) -> Any:
 
 def read_json(path: Path) -> Any:
     """The value in a file; `OSError` if it cannot be read, `ValueError` if it is no JSON."""
+    return parse_json(read_bytes(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file of words; `OSError` if it cannot be read, or is too large to be one."""
     with path.open("rb") as file:
-        text = file.read(LARGEST + 1)
-    if len(text) > LARGEST:
-        raise ValueError(f"more than {LARGEST:,} bytes")
-    return parse_json(text)
+        found = file.read(LARGEST + 1)
+    if len(found) > LARGEST:
+        raise OSError(errno.EFBIG, f"more than {LARGEST:,} bytes")
+    return found

@@ -31,6 +31,7 @@ FLOORS = {
     "fedcore.server": 3,
     "fedcore.evaluate": 3,
     "fedcore.checkpoint": 3,
+    "fedcore.checkpoint_index": 3,
     "fedcore.export": 3,
     "fedcore.export_onnx": 3,
     "fedcore.federation": 4,
