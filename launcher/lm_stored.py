@@ -10,6 +10,7 @@ from data_shards.text.tokenizers import Tokenizer, load
 from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
+from fedcore.files import inside
 from fedcore.lm.model import TransformerLM
 from launcher.checkpoint_stored import newest_good
 from launcher.rundir import RunDir, storage
@@ -29,7 +30,7 @@ class Stored(NamedTuple):
 def keep_vocabulary(store: Path, file: str, run: RunDir) -> None:
     """Copy the vocabulary of the shards into the run, which then needs no shards to be read."""
     with storage(run.path):
-        shutil.copyfile(store / file, run.path / VOCABULARY)
+        shutil.copyfile(inside(store, file), run.path / VOCABULARY)
 
 
 def load_stored(place: Path) -> Stored:
