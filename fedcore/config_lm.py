@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from fedcore.config_section import Count, Decay, Fraction, Positive, PositiveFloat, Section, Share
+from fedcore.config_section import (
+    Count,
+    Decay,
+    Fraction,
+    Place,
+    Positive,
+    PositiveFloat,
+    Section,
+    Share,
+)
 
 
 class LMModelConfig(Section):
@@ -58,13 +66,13 @@ class LMModelConfig(Section):
 class LMDataConfig(Section):
     """Which text, and how it becomes tokens."""
 
-    text: Path | None = None
+    text: Place | None = None
     """Folder or file of the user's text; null = the Python standard library's own sources."""
     tokenizer: Literal["bytes", "bpe", "file"] = "bytes"
     """bytes: 256 values. bpe: trained on the text. file: `vocabulary`."""
     vocab_size: Positive = 8_192
     """Size of a trained bpe vocabulary."""
-    vocabulary: Path | None = None
+    vocabulary: Place | None = None
     """A tokenizer.json, or a folder with GPT-2's vocab.json and merges.txt."""
     held_out: Annotated[float, Field(gt=0, le=0.5)] = 0.05
     """Share of the documents that is never trained on."""
