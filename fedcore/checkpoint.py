@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedcore.checkpoint_index import check_index
+from fedcore.checkpoint_index import check_index, sealed
 from fedcore.clients.state import ClientState
 from fedcore.errors import ConfigError, ShardError, StorageError
 from fedcore.files import inside, read_json
@@ -135,7 +135,7 @@ class Checkpoints:
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, file)
             entries[stem] = _entry(file)
         index = {"format": FORMAT, "shared": entries, "clients": clients, "facts": facts}
-        write_atomically(part / "index.json", json.dumps(index, indent=1))
+        write_atomically(part / "index.json", json.dumps(sealed(index), indent=1))
         for item in part.iterdir():  # on disk before the name is
             with item.open("rb") as handle:
                 os.fsync(handle.fileno())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,30 @@ from fedcore.files import inside
 HEX = frozenset("0123456789abcdef")
 
 
+SEAL = "sha256"
+
+
+def sealed(index: dict[str, Any]) -> dict[str, Any]:
+    """The index with the SHA-256 of all else that it says."""
+    return index | {SEAL: _seal(index)}
+
+
+def _seal(index: dict[str, Any]) -> str:
+    said = {key: value for key, value in index.items() if key != SEAL}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
 def check_index(folder: Path, index: dict[str, Any]) -> None:
     """`ValueError` or `ShardError` for what cannot be read as files, clients and facts.
 
     Every file named lies in the folder, with a SHA-256; a client is held once by each kind of file.
     """
+    if SEAL in index and index[SEAL] != _seal(index):  # an earlier version wrote none
+        raise ValueError("it does not match its sha256")
     if not isinstance(index["facts"], dict) or not isinstance(index["shared"], dict):
         raise ValueError("facts and shared files are objects")
+    if not isinstance(index["clients"], list):
+        raise ValueError("files of clients are a list")
     for kind, entry in _entries(index):
         file, sha = entry["file"], entry["sha256"]
         inside(folder, file)
