@@ -1,9 +1,13 @@
-"""Damage and malice for readers of files: seeded, so that what failed once fails again."""
+"""Damage and malice for readers of files: seeded, so that what failed once fails again.
+
+FUZZ=20 in the environment makes twenty times as many cases, the usual ones first.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +25,7 @@ BYTES = [b"[" * 3000, b"\xff\xfe", b"\0", b"{", b"}", b"]", b",", b'"', b"NaN", 
 
 def cases(seed: str, count: int) -> Iterator[random.Random]:
     """As many generators, each of its own address."""
-    for number in range(count):
+    for number in range(count * int(os.environ.get("FUZZ", "1"))):
         yield random.Random(f"{seed} {number}")
 
 
