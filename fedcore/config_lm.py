@@ -21,7 +21,7 @@ from fedcore.config_section import (
 class LMModelConfig(Section):
     """A causal transformer; the switches are the ablations."""
 
-    layers: Positive = 4
+    layers: Annotated[Positive, Field(le=10_000)] = 4
     """Transformer blocks."""
     width: Positive = 256
     """Width of the residual stream, d."""
@@ -29,7 +29,7 @@ class LMModelConfig(Section):
     """Attention heads; they divide `width`."""
     hidden: Positive | None = None
     """Width of the feed-forward layer, d_ff; null = 8/3 d for swiglu, else 4 d, in steps of 64."""
-    context: Positive = 256
+    context: Annotated[Positive, Field(le=4_194_304)] = 256
     """Tokens T in a sequence."""
     norm: Literal["rmsnorm", "layernorm", "none"] = "rmsnorm"
     """Normalisation of each sub-layer and of the output."""

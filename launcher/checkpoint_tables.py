@@ -44,11 +44,11 @@ def _row(folder: Path) -> tuple[str, str, str, str, str]:
     bad = "[red]bad[/]"
     try:
         held = Checkpoint(folder)
-    except FedError:
+        there = [folder / str(e["file"]) for e in held.files if not problem(folder, e)]
+        total = size(sum(path.stat().st_size for path in there))
+    except (FedError, OSError):  # or gone: the run keeps the newest ones only
         return "-", "-", "-", "-", bad
-    there = [folder / str(e["file"]) for e in held.files if not problem(folder, e)]
     whole = "[green]good[/]" if len(there) == len(held.files) else bad
-    total = size(sum(path.stat().st_size for path in there))
     score = held.facts.get("score")
     shown = f"{score:.4f}" if isinstance(score, int | float) else "-"
     return total, str(len(held.files)), str(len(held.clients)), shown, whole

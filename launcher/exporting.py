@@ -4,22 +4,51 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from data_shards.manifest import NAME, Manifest
+from pydantic import BaseModel, ConfigDict, Field
+
+from data_shards.manifest import NAME, Manifest, Side
+from data_shards.raw import reading
 from data_shards.sources import SOURCES
 from data_shards.tars import sha256_of
 from fedcore import export
 from fedcore.algorithms import resolve
 from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
-from fedcore.errors import ConfigError, FedError
+from fedcore.errors import ConfigError, FedError, ShardError
 from fedcore.export import Tensors, What
 from fedcore.registry import nearest
 from fedcore.server.participants import participants
 from launcher.checkpoint_stored import run_of
 from launcher.prepare import store_dir
 from launcher.rundir import RunDir
+
+OLDER = "an older checkpoint"
+
+
+class _Model(BaseModel):
+    """What a checkpoint says of the model, within what there is memory for."""
+
+    name: str
+    shape: tuple[Side, Side, Side]
+    classes: Annotated[int, Field(ge=2, le=10_000_000)]
+    feature_dim: Annotated[int, Field(ge=1, le=65_536)]
+
+
+class _Outcome(BaseModel):
+    rounds: Annotated[int, Field(ge=0, le=1_000_000_000)]
+
+
+class _Facts(BaseModel):
+    """The facts that an export rests on."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: Annotated[_Model, Field(strict=False)]
+    outcome: _Outcome
+    config: dict[str, Any]
+
 
 WHATS: tuple[What, ...] = ("averaged", "ensemble", "prototypes")
 FORMATS = ("safetensors", "onnx")
@@ -33,9 +62,20 @@ class Exporter:
         self.checkpoint.verify()
         self.run = RunDir(run_of(folder))
         self.config = self._config()
-        if "model" not in self.checkpoint.facts:
+        self._check_facts()
+
+    def _check_facts(self) -> None:
+        """`ConfigError` for an older checkpoint, `ShardError` for facts that cannot be."""
+        facts = self.checkpoint.facts
+        if "model" not in facts:
             want = "a checkpoint that says what model it is of; this one is older"
-            raise ConfigError("CHECKPOINT", str(folder), want, "going on with its run")
+            raise ConfigError("CHECKPOINT", str(self.folder), want, "going on with its run")
+        with reading(self.folder, OLDER):
+            said = _Facts.model_validate(facts).model
+            held = tuple(self.checkpoint.shared("server")["prototypes"].shape)
+        if held != (said.classes, said.feature_dim):
+            problem = f"says {said.classes} x {said.feature_dim} prototypes, has {list(held)}"
+            raise ShardError(str(self.folder), problem, OLDER)
 
     def _config(self) -> RunConfig:
         if "run" in self.checkpoint.facts:  # only those of language models have it
@@ -71,6 +111,10 @@ class Exporter:
 
     def tensors(self, what: What) -> Tensors:
         """What the file holds."""
+        with reading(self.folder, OLDER):
+            return self._tensors(what)
+
+    def _tensors(self, what: What) -> Tensors:
         if what == "prototypes":
             return export.prototypes(self.checkpoint)
         clients = self.clients()

@@ -6,11 +6,15 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import Tensor
+
+from data_shards.raw import reading
 from data_shards.text.tokenizers import Tokenizer, load
 from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
 from fedcore.files import inside
+from fedcore.lm.count import parameters
 from fedcore.lm.model import TransformerLM
 from launcher.checkpoint_stored import newest_good
 from launcher.rundir import RunDir, storage
@@ -43,11 +47,24 @@ def load_stored(place: Path) -> Stored:
     facts = checkpoint.facts
     if "run" not in facts:
         raise ConfigError("CHECKPOINT", str(place), "of a language-model run", "another one")
-    config = RunConfig.of(facts["run"])
+    with reading(folder, "an older checkpoint"):
+        config = RunConfig.of(facts["run"])
+        model = _model(config, facts["vocab_size"], checkpoint.shared("model"))
+        return Stored(model.eval(), config, facts["step"], folder.parent.parent / VOCABULARY)
+
+
+def _model(config: RunConfig, vocab_size: int, tensors: dict[str, Tensor]) -> TransformerLM:
+    """The model with these weights; `ValueError` before there is memory for more than they are."""
     assert config.lm is not None
-    model = TransformerLM(config.lm.model, facts["vocab_size"], config.seed)
-    model.load_state_dict(checkpoint.shared("model"))
-    return Stored(model.eval(), config, facts["step"], folder.parent.parent / VOCABULARY)
+    if config.lm.model.layers > len(tensors):
+        raise ValueError(f"{config.lm.model.layers:,} layers in {len(tensors)} tensors")
+    held = sum(value.numel() for value in tensors.values())
+    said = sum(parameters(config.lm.model, vocab_size).values())
+    if said > held:
+        raise ValueError(f"a model of {said:,} numbers is said, {held:,} are there")
+    model = TransformerLM(config.lm.model, vocab_size, config.seed)
+    model.load_state_dict(tensors)
+    return model
 
 
 def load_vocabulary(stored: Stored) -> Tokenizer:
