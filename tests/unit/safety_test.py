@@ -26,6 +26,7 @@ from fedcore.config_text import read_yaml, with_overrides, yaml_of
 from fedcore.errors import ConfigError, FedError, ShardError
 from fedcore.files import inside, parse_json, plain_name
 from fedcore.server.comm import LocalComm
+from fedcore.telemetry.targets import Listing
 from launcher import cli, prepare
 from launcher.cli import Request
 from launcher.job import Job
@@ -303,6 +304,10 @@ def test_a_run_is_private_and_what_was_there_keeps_its_mode(tmp_path: Path) -> N
         assert Job(Request(config, "smoke", run, True, "never", False, False))() == 0
         assert run.stat().st_mode & 0o777 == 0o700
         assert run.parent.stat().st_mode & 0o777 == 0o755, "the way to the target files"
+        Listing(run / "x.json", tmp_path / "targets", [(0, "node", "node:1")], "x")
+        (target,) = (tmp_path / "targets").iterdir()
+        modes = [path.stat().st_mode & 0o777 for path in (target.parent, target)]
+        assert modes == [0o755, 0o644], "Prometheus reads them"
         shared = tmp_path / "shared"
         shared.mkdir(mode=0o755)
         RunDir(shared).write_summary({"status": "failed"})
