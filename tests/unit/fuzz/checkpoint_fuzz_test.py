@@ -44,7 +44,7 @@ def test_a_damaged_index_is_told(saved: Path) -> None:
     file, met = folder / "index.json", set()
     good, whole = file.read_bytes(), everything(folder)
     try:
-        for draws in cases("index", 500):
+        for draws in cases("index", 400):
             file.write_bytes(json_changed(good, draws))
             found = read(lambda: everything(folder))
             met.add(found is REFUSED)
@@ -62,7 +62,7 @@ def test_an_index_made_up_by_hand_is_a_checkpoint_or_told(saved: Path) -> None:
     file, met = folder / "index.json", set()
     good = file.read_text()
     try:
-        for draws in cases("sealed", 500):
+        for draws in cases("sealed", 400):
             changed = value_changed(json.loads(good), draws)
             if isinstance(changed, dict):
                 file.write_text(json.dumps(sealed(changed)))
@@ -95,7 +95,7 @@ def test_tensors_that_are_none_are_told_even_with_a_hash_that_fits(saved: Path, 
     file, index = folder / name, folder / "index.json"
     good, said = file.read_bytes(), index.read_text()
     try:
-        for draws in cases(f"hashed {name}", 400):
+        for draws in cases(f"hashed {name}", 250):
             changed = _header_changed(good, draws)
             file.write_bytes(changed)
             old, new = (hashlib.sha256(x).hexdigest() for x in (good, changed))

@@ -18,7 +18,7 @@ from launcher.build import check_names
 from tests.unit.fuzz.hostile import REFUSED, VALUES, bytes_changed, cases, read, value_changed
 
 QUICK = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 KEYS = known_keys(RunConfig)
 LEAVES = st.sampled_from(VALUES) | st.integers() | st.floats() | st.text(max_size=20)

@@ -46,7 +46,7 @@ def test_an_export_of_any_facts_is_a_model_or_told(tmp_path: Path) -> None:
             found.tensors(what)
             found.facts(what)
 
-    assert over(folder, "export", 100, "model", act) == {True, False}
+    assert over(folder, "export", 50, "model", act) == {True, False}
 
 
 def test_a_language_model_of_any_facts_is_one_or_told(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_language_model_of_any_facts_is_one_or_told(tmp_path: Path) -> None:
     for key in ("run", "vocab_size"):
         file = folder / "index.json"
         assert key in json.loads(file.read_text())["facts"]
-    met = over(folder, "sample", 100, "run", lambda: load_stored(folder))
+    met = over(folder, "sample", 60, "run", lambda: load_stored(folder))
     assert met == {True, False}
 
 
