@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedcore.errors import ShardError
+from fedcore.files import read_bytes
 
 FORMAT_VERSION = 1
 NAME = "manifest.json"
 WAY_OUT = "`fedcore shards make CONFIG`"
+
+
+MOST_PIXELS = 2**28  # numbers of an image; one blank image is made of a client without any
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Side = Annotated[int, Field(ge=1, le=2**16)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Spread = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Record(BaseModel):
@@ -27,16 +36,16 @@ class Shard(Record):
 
     # inside the folder: never a way out of it
     file: str = Field(pattern=r"^([\w]+/\d{5}\.tar|tokenizer\.json)$")
-    samples: int = Field(ge=0)
-    bytes: int = Field(ge=0)
+    samples: Count
+    bytes: Count
     sha256: str
 
 
 class Part(Record):
     """The shards of one client, or of the test split."""
 
-    samples: int = Field(ge=0)
-    label_counts: tuple[int, ...]  # [C]
+    samples: Count
+    label_counts: tuple[Count, ...]  # [C]
     shards: tuple[Shard, ...]
 
     @model_validator(mode="after")
@@ -78,7 +87,7 @@ class Stored(Record, ABC):
         """Read and check a folder's manifest; `ShardError` if it is missing or damaged."""
         path = folder / NAME
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(read_bytes(path))
         except OSError as error:
             raise ShardError(str(path), error.strerror or str(error), WAY_OUT) from None
         except ValidationError as error:
@@ -95,9 +104,9 @@ class Manifest(Stored):
     source: str
     kind: Literal["digits", "natural"]
     classes: int = Field(ge=2)
-    shape: tuple[int, int, int]  # channels, height, width
-    mean: tuple[float, ...]  # per channel, of images in 0...1
-    std: tuple[float, ...]
+    shape: tuple[Side, Side, Side]  # channels, height, width
+    mean: tuple[Finite, ...]  # per channel, of images in 0...1
+    std: tuple[Spread, ...]
     partition: dict[str, Any]  # the settings it was dealt out with
     clients: tuple[ClientPart, ...]
     test: Part
@@ -111,7 +120,18 @@ class Manifest(Stored):
             raise ValueError(f"label_counts are not all of {self.classes} classes")
         if not len(self.mean) == len(self.std) == self.shape[0]:
             raise ValueError(f"mean and std are not of {self.shape[0]} channels")
+        self._has_room()
         return self
+
+    def _has_room(self) -> None:
+        """Memory is taken for as many samples as are claimed: they must be in the tars."""
+        each = math.prod(self.shape)
+        if each > MOST_PIXELS:
+            raise ValueError(f"images of {each:,} numbers, want at most {MOST_PIXELS:,}")
+        for part in (*self.clients, self.test):
+            held = sum(shard.bytes for shard in part.shards)
+            if part.samples * each > held:
+                raise ValueError(f"{part.samples:,} samples of {each:,} bytes in {held:,} bytes")
 
     @property
     def shards(self) -> tuple[Shard, ...]:

@@ -6,7 +6,6 @@ a device per batch: indices and augmentation parameters are drawn on the CPU and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +15,11 @@ from torch import Tensor
 
 from data_shards import augment
 from data_shards.manifest import WAY_OUT, Manifest, Part
+from data_shards.raw import reading
 from data_shards.tars import read_tars
 from fedcore.batch import Batch, held_out_of
 from fedcore.errors import ShardError
+from fedcore.files import parse_json
 from fedcore.seeds import generator
 
 
@@ -31,18 +32,28 @@ class Samples(NamedTuple):
 
 def read_part(folder: Path, part: Part, shape: tuple[int, int, int]) -> Samples:
     """All samples of a client or of the test split, in the order of the tars."""
+    samples = read_tars(folder, part.shards)  # checked, before there is room for what they claim
+    place = folder / part.shards[0].file if part.shards else folder
     images = torch.empty(part.samples, *shape, dtype=torch.uint8)
     labels = torch.empty(part.samples, dtype=torch.int64)
     row = 0
-    for sample in read_tars(folder, part.shards):
-        pixels = torch.frombuffer(bytearray(sample["u8"]), dtype=torch.uint8)
-        images[row] = pixels.view(shape)
-        labels[row] = int(json.loads(sample["json"])["label"])
-        row += 1
+    with reading(place, WAY_OUT):
+        for sample in samples:
+            pixels = torch.frombuffer(bytearray(sample["u8"]), dtype=torch.uint8)
+            images[row] = pixels.view(shape)
+            labels[row] = int(parse_json(sample["json"])["label"])
+            row += 1
     if row != part.samples:
-        problem = f"{row} samples, want {part.samples}"
-        raise ShardError(str(folder / part.shards[0].file), problem, WAY_OUT)
+        raise ShardError(str(place), f"{row} samples, want {part.samples}", WAY_OUT)
+    if not _are_counted(labels, part.label_counts):
+        raise ShardError(str(place), "labels that its manifest does not count", WAY_OUT)
     return Samples(images, labels)
+
+
+def _are_counted(labels: Tensor, counts: Sequence[int]) -> bool:
+    """Whether there are as many labels of each class as that; a label is no other class."""
+    known = bool(((labels >= 0) & (labels < len(counts))).all())
+    return known and torch.bincount(labels, minlength=len(counts)).tolist() == list(counts)
 
 
 def _held(samples: Samples) -> Samples:

@@ -9,13 +9,16 @@ import hashlib
 import io
 import os
 import shutil
+import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from data_shards.manifest import NAME, WAY_OUT, Shard, Stored
+from data_shards.raw import reading
 from fedcore.errors import ShardError, StorageError
+from fedcore.files import inside
 
 SHARD_BYTES = 64 * 2**20  # of data in one tar
 
@@ -76,15 +79,35 @@ def described(work: Path, file: str, samples: int) -> Shard:
 
 
 def read_tars(folder: Path, shards: Sequence[Shard]) -> Iterator[dict[str, Any]]:
-    """All samples of some shards in order, each shard checked first; `ShardError` names a bad one.
+    """All samples of some shards in order, after all were checked; `ShardError` names a bad one.
 
-    Stages by hand: shards are addressed by client, so no rank or worker splits them.
+    Shards are addressed by client, so no rank or worker splits them.
     """
-    import webdataset as wds
+    paths = [check(folder, shard) for shard in shards]
+    return (sample for path in paths for sample in _samples(path))
 
-    paths = [str(check(folder, shard)) for shard in shards]
-    if paths:
-        yield from wds.DataPipeline(wds.SimpleShardList(paths), wds.tarfile_to_samples())
+
+def _samples(path: Path) -> Iterator[dict[str, Any]]:
+    from webdataset.tariterators import group_by_keys
+
+    with reading(path, WAY_OUT):
+        yield from group_by_keys(_members(path))
+
+
+def _members(path: Path) -> Iterator[dict[str, Any]]:
+    """Name and bytes of each file in a tar.
+
+    Not by webdataset's own opener: it takes a path that begins with `pipe:` for a command, and
+    unpacks what is compressed, of which a small file may hold without end.
+    """
+    whole = path.stat().st_size
+    with tarfile.open(path, "r:") as tar:
+        for member in tar:
+            if not member.isreg() or member.issparse() or member.size > whole:
+                raise ValueError(f"{member.name!r} is no plain file")
+            file = tar.extractfile(member)
+            assert file is not None, "it is a plain file"
+            yield {"fname": member.name, "data": file.read(), "__url__": str(path)}
 
 
 def problems(folder: Path, manifest: Stored) -> list[ShardError]:
@@ -100,7 +123,7 @@ def problems(folder: Path, manifest: Stored) -> list[ShardError]:
 
 def check(folder: Path, shard: Shard) -> Path:
     """The shard's path; `ShardError` naming the file if it is missing or not what was written."""
-    path = folder / shard.file
+    path = inside(folder, shard.file)
     try:
         problem = _difference(path, shard)
     except FileNotFoundError:

@@ -7,9 +7,9 @@ writes them.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedcore.checkpoint_index import check_index
 from fedcore.clients.state import ClientState
-from fedcore.errors import ConfigError, ShardError
+from fedcore.errors import ConfigError, FedError, ShardError
+from fedcore.files import inside, read_json
 
 FORMAT = 3
 DIGITS = {"round": 5, "step": 8}
@@ -47,14 +49,18 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def pointed_at(pointer: Path) -> str:
-    """The name in a pointer file; empty if there is none."""
-    return pointer.read_text(errors="replace").strip() if pointer.is_file() else ""
+def pointed_at(folder: Path, pointer: str) -> str:
+    """The checkpoint that the file `latest` or `best` names; empty if there is no such file."""
+    try:
+        named = (folder / pointer).read_text(encoding="utf-8", errors="replace").strip()
+        return inside(folder, named).name
+    except (OSError, FedError):
+        return ""
 
 
 def candidates(folder: Path) -> list[Path]:
     """Complete checkpoints, best first: what `latest` points at, then the others, newest first."""
-    named = pointed_at(folder / "latest")
+    named = pointed_at(folder, "latest")
     others = sorted((p for unit in DIGITS for p in folder.glob(f"{unit}_*")), reverse=True)
     ordered = sorted(others, key=lambda path: path.name != named)  # stable: newest first
     return [path for path in ordered if (path / "index.json").is_file()]
@@ -64,14 +70,14 @@ class Checkpoint:
     """One complete checkpoint directory."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = (
-            folder  # `files`: each with `file`, `sha256`, `kind` and, if of any, `clients`
-        )
+        self.folder = folder
         try:
-            index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+            index = read_json(folder / "index.json")
             version = index["format"]
             if version == FORMAT:
+                check_index(folder, index)
                 self.facts: dict[str, Any] = index["facts"]
+                # each with `file`, `sha256`, `kind` and, if its rows are of clients, `clients`
                 self.files: list[dict[str, Any]] = index["files"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem = f"damaged index.json ({error!r})"
@@ -80,9 +86,14 @@ class Checkpoint:
             want = f"checkpoint format {FORMAT}"
             raise ConfigError("--resume", version, want, "--resume never")
 
-    def clients(self, kind: str = "clients") -> list[int]:
+    @property
+    def clients(self) -> list[int]:
+        """Ids of all clients it holds, in order."""
+        return sorted(self.clients_in("clients"))
+
+    def clients_in(self, kind: str) -> list[int]:
         """Ids of the clients in files of that kind, in the order of the files."""
-        return [c for entry in self._of(kind) for c in entry["clients"]]
+        return [c for entry in self._of(kind) for c in entry.get("clients", [])]
 
     def _of(self, kind: str) -> list[dict[str, Any]]:
         return [entry for entry in self.files if entry["kind"] == kind]
@@ -93,7 +104,7 @@ class Checkpoint:
             self._checked(entry)
 
     def _checked(self, entry: dict[str, Any]) -> Path:
-        path = self.folder / str(entry["file"])
+        path = inside(self.folder, entry["file"])
         if not path.is_file() or sha256_of(path) != entry["sha256"]:
             problem = "missing" if not path.is_file() else "does not match its sha256"
             older = "an older checkpoint: --resume DIR"
@@ -117,22 +128,43 @@ class Checkpoint:
     def own(self, clients: Sequence[int], kind: str = "clients") -> dict[str, Tensor]:
         """These clients' tensors, each [K, ...] in their order, whichever rank wrote them."""
         found: dict[str, Tensor] = {}
-        for rows, name, values in self._rows(clients, kind):
-            if name not in found:
-                found[name] = values.new_zeros(len(clients), *values.shape[1:])
-            found[name][rows] = values
+        with self._fitting():
+            for rows, name, values in self._rows(clients, kind):
+                if name not in found:
+                    found[name] = values.new_zeros(len(clients), *values.shape[1:])
+                found[name][rows] = values
         return found
 
     def load_into(self, state: ClientState, clients: Sequence[int]) -> None:
         """Fill `state` with these clients, whichever rank wrote them."""
-        for rows, name, values in self._rows(clients, "clients"):
-            state.fill(name, rows, values)
+        with self._fitting():
+            for rows, name, values in self._rows(clients, "clients"):
+                state.fill(name, rows, values)
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Tensors of other names or shapes, or no tensors, are a `ShardError`."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except (
+            SafetensorError,
+            OSError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            RuntimeError,
+        ) as error:
+            problem = f"does not fit: {' '.join(str(error).split())}"
+            way_out = "a checkpoint of the same kind of run"
+            raise ShardError(str(self.folder), problem, way_out) from None
 
     def _rows(self, clients: Sequence[int], kind: str) -> Iterator[tuple[Tensor, str, Tensor]]:
         """Rows of `clients`, name and values of these rows, of each tensor of each file."""
         rows = {client: row for row, client in enumerate(clients)}
         for entry in self._of(kind):
-            wanted = [(at, c) for at, c in enumerate(entry["clients"]) if c in rows]
+            wanted = [(at, c) for at, c in enumerate(entry.get("clients", [])) if c in rows]
             if not wanted:
                 continue
             at = torch.tensor([at for at, _ in wanted])

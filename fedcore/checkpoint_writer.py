@@ -30,6 +30,7 @@ from fedcore.checkpoint import (
     to_disk,
     write_atomically,
 )
+from fedcore.checkpoint_index import sealed
 from fedcore.errors import FedError, StorageError
 from fedcore.server.comm import Comm, together
 
@@ -185,7 +186,7 @@ class Checkpoints:
     ) -> None:
         facts = contents.facts | {"score": contents.score, "saved": time.time()}
         index = {"format": FORMAT, "files": files, "facts": facts}
-        write_atomically(part / "index.json", json.dumps(index, indent=1))
+        write_atomically(part / "index.json", json.dumps(sealed(index), indent=1))
         to_disk(part)
         shutil.rmtree(final, ignore_errors=True)
         part.rename(final)
@@ -197,14 +198,14 @@ class Checkpoints:
         """Let `best` name this one if its score is higher than that of the one it names."""
         if score is None or not self.keep_best:
             return
-        before = _score_of(self.folder / pointed_at(self.folder / "best"))
+        before = _score_of(self.folder / pointed_at(self.folder, "best"))
         if before is None or score > before:
             write_atomically(self.folder / "best", name)
 
     def _forget(self) -> None:
         """Remove all but the newest `keep`, and the best; and what dead writers left."""
         complete = sorted(p for p in self.folder.glob(f"{self.unit}_*") if p.is_dir())
-        best = pointed_at(self.folder / "best") if self.keep_best else ""
+        best = pointed_at(self.folder, "best") if self.keep_best else ""
         for old in complete[: -self.keep]:
             if old.name != best:
                 shutil.rmtree(old, ignore_errors=True)

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 
 from fedcore.config_algorithm import AlgorithmConfig
 from fedcore.config_lm import LMConfig
-from fedcore.config_section import Positive, PositiveFloat, Section, Share
+from fedcore.config_section import Place, Positive, PositiveFloat, Section, Share
 from fedcore.config_text import explain, flatten, read_yaml, with_overrides
 
 
@@ -27,9 +27,9 @@ class DataConfig(Section):
 
     source: str = "mnist5k"
     """Dataset: a module of data_shards/sources (`fedcore shards make --help` lists them)."""
-    root: Path | None = None
+    root: Place | None = None
     """Where the raw files lie, for sources that do not come with a package."""
-    store: Path = Path("data_shards/store")
+    store: Place = Path("data_shards/store")
     """Folder of the generated shards, relative to the working directory."""
     partition: Literal["dirichlet", "iid", "by_label"] = "dirichlet"
     """How samples are dealt out."""
@@ -132,14 +132,14 @@ class MetricsConfig(Section):
     """Address to listen on; loopback unless set. 0.0.0.0 = all, for a Prometheus elsewhere."""
     per_client_limit: Annotated[int, Field(ge=0)] = 100
     """Clients of a run with a series each; with more clients, quantiles per rank instead."""
-    targets: Path | None = Path("runs/targets")
+    targets: Place | None = Path("runs/targets")
     """Folder with a target file of each running job, for Prometheus; null = only the one in the
     run directory."""
-    credentials: Path | None = None
+    credentials: Place | None = None
     """File with one line `user:password` that a scraper must give; null = anyone may read."""
-    certificate: Path | None = None
+    certificate: Place | None = None
     """PEM certificate (with its chain) for TLS; null = plain HTTP."""
-    key: Path | None = None
+    key: Place | None = None
     """PEM private key of the certificate; null = in the same file."""
     linger: Annotated[float, Field(ge=0, le=3600)] = 20.0
     """Seconds at most that a run waits at its end for a last scrape, if it was being scraped."""

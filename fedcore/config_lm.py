@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from fedcore.config_section import Count, Decay, Fraction, Positive, PositiveFloat, Section, Share
+from fedcore.config_section import (
+    Count,
+    Decay,
+    Fraction,
+    Place,
+    Positive,
+    PositiveFloat,
+    Section,
+    Share,
+)
 
 
 class LMModelConfig(Section):
     """A causal transformer; the switches are the ablations."""
 
-    layers: Positive = 4
+    layers: Annotated[Positive, Field(le=10_000)] = 4
     """Transformer blocks."""
     width: Positive = 256
     """Width of the residual stream, d."""
@@ -21,7 +29,7 @@ class LMModelConfig(Section):
     """Attention heads; they divide `width`."""
     hidden: Positive | None = None
     """Width of the feed-forward layer, d_ff; null = 8/3 d for swiglu, else 4 d, in steps of 64."""
-    context: Positive = 256
+    context: Annotated[Positive, Field(le=4_194_304)] = 256
     """Tokens T in a sequence."""
     norm: Literal["rmsnorm", "layernorm", "none"] = "rmsnorm"
     """Normalisation of each sub-layer and of the output."""
@@ -58,13 +66,13 @@ class LMModelConfig(Section):
 class LMDataConfig(Section):
     """Which text, and how it becomes tokens."""
 
-    text: Path | None = None
+    text: Place | None = None
     """Folder or file of the user's text; null = the Python standard library's own sources."""
     tokenizer: Literal["bytes", "bpe", "file"] = "bytes"
     """bytes: 256 values. bpe: trained on the text. file: `vocabulary`."""
     vocab_size: Positive = 8_192
     """Size of a trained bpe vocabulary."""
-    vocabulary: Path | None = None
+    vocabulary: Place | None = None
     """A tokenizer.json, or a folder with GPT-2's vocab.json and merges.txt."""
     held_out: Annotated[float, Field(gt=0, le=0.5)] = 0.05
     """Share of the documents that is never trained on."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from fedcore.files import LONGEST
 
 
 def _no_switch(value: Any) -> Any:
@@ -21,6 +24,17 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+def _can_lie_there(value: Path) -> Path:
+    """What no file system has a place for would end in an error far from its key."""
+    parts = [part.encode(errors="surrogateescape") for part in value.parts]
+    if "\0" in str(value) or any(len(part) > LONGEST for part in parts):
+        raise ValueError(f"a path of names of at most {LONGEST} bytes")
+    return value
+
+
+Place = Annotated[Path, AfterValidator(_can_lie_there)]
 
 
 class Section(BaseModel):

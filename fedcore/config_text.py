@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from fedcore.errors import ConfigError, ConfigErrors, FedError
+from fedcore.files import read_bytes
 from fedcore.registry import nearest
 
 
@@ -39,10 +40,63 @@ class _OneOfEachKey(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+MOST_NODES = 100_000  # values of a file, those that stand there as an alias counted again
+# what the library raises of values such as 2020-99-99: whatever its helpers do
+NO_VALUE = (RecursionError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+MOST_TEXT = 4 * 2**20  # characters
+
+
+def yaml_of(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+    """The value of a YAML text; `YAMLError` for all that is none, or that is too much.
+
+    A few lines of aliases of aliases may mean a billion values: they are counted, not made.
+    """
+    if len(text) > MOST_TEXT:
+        raise yaml.YAMLError(f"more than {MOST_TEXT:,} characters")
+    reader = None
+    try:
+        reader = loader(text)
+        node = reader.get_single_node()
+        if node is None:
+            return None
+        if _values(node, {}) > MOST_NODES:
+            raise yaml.YAMLError(f"more than {MOST_NODES:,} values")
+        return reader.construct_document(node)
+    except yaml.YAMLError:
+        raise
+    except (
+        RecursionError,
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+    ) as error:
+        # of values such as 2020-99-99 the library raises what its helpers do
+        raise yaml.YAMLError(f"a value that is none ({type(error).__name__})") from None
+    finally:
+        if reader is not None:
+            reader.dispose()
+
+
+def _values(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values a node stands for; `YAMLError` for one that holds itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = 0  # while it is counted
+        inner = node.value
+        flat = [n for pair in inner for n in pair] if isinstance(node, yaml.MappingNode) else inner
+        known[id(node)] = 1 + sum(_values(n, known) for n in flat)
+    if not known[id(node)]:
+        raise yaml.YAMLError("a value that holds itself")
+    return known[id(node)]
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; `ConfigError` if it cannot be read or is none."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _OneOfEachKey)
+        values = yaml_of(read_bytes(path).decode(), _OneOfEachKey)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         what = " ".join(str(error).split())
         raise ConfigError("--config", str(path), f"a YAML file ({what})", "another file") from None
@@ -61,7 +115,7 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[
         if not equals or not dotted:
             raise ConfigError("--set", override, "key=value", "e.g. --set data.alpha=0.5")
         try:
-            value = yaml.safe_load(text)
+            value = yaml_of(text)
         except yaml.YAMLError:
             raise ConfigError(dotted, text, "a YAML value", "quotes around it") from None
         put(result, dotted, value)

@@ -78,12 +78,11 @@ class Federation:
         samples: Sequence[int],  # of every client of the run, in id order
         pauses: Pauses,
         identity: dict[str, Any],  # stored with each checkpoint, to know the run again
-        model: dict[str, Any],  # stored with each checkpoint, to build it again
     ) -> None:
         self.config, self.comm, self.group, self.server = config, comm, group, server
         self.evaluator, self.telemetry, self.pauses = evaluator, telemetry, pauses
         self.saving = Saving(checkpoints, telemetry, pauses, self._warn)
-        self.samples, self.identity, self.model = list(samples), identity, model
+        self.samples, self.identity = list(samples), identity
         share = group.algorithm.held_out
         self.trained = [n - held_out_of(n, share) for n in self.samples]  # in one local epoch
         self.outcome = Outcome()
@@ -132,7 +131,7 @@ class Federation:
         clients = self.group.clients
         self._pauses_taken, self._spent = facts["pauses"], Spent(**facts["spent"])
         mine = set(clients)
-        under_way = [k for k in checkpoint.clients("lanes") if k in mine]
+        under_way = [k for k in checkpoint.clients_in("lanes") if k in mine]
         lanes = checkpoint.own(under_way, "lanes")
         self.group.go_on_from(checkpoint.own(clients, "round"), under_way, lanes)
 
@@ -309,7 +308,12 @@ class Federation:
             own["lanes"] = Rows(*group.within.under_way(group.clients))
         facts = {
             "config": self.identity,
-            "model": self.model,
+            "model": {
+                "name": self.config.model.name,
+                "shape": list(self.evaluator.test.shape),
+                "classes": state.prototypes.shape[0],
+                "feature_dim": state.prototypes.shape[1],
+            },
             "first_spread": state.first_spread,
             "prototype_std": state.prototype_std,
             "outcome": self.outcome.facts(),

@@ -117,12 +117,6 @@ def build(
         samples=samples,
         pauses=world.pauses,
         identity=identity,
-        model={
-            "name": config.model.name,
-            "shape": list(manifest.shape),
-            "classes": manifest.classes,
-            "feature_dim": config.model.feature_dim,
-        },
     )
 
 

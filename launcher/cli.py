@@ -11,6 +11,7 @@ from typing import Any
 from fedcore.config import RunConfig
 from fedcore.config_text import read_yaml, with_overrides
 from fedcore.errors import ConfigError
+from fedcore.files import LONGEST, plain_name
 from fedcore.registry import nearest
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -76,6 +77,8 @@ def _named_path(text: str) -> Path:
     """A path that was really given: an unset shell variable must not mean the working directory."""
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty: give a directory")
+    if any(len(part.encode(errors="surrogateescape")) > LONGEST for part in Path(text).parts):
+        raise argparse.ArgumentTypeError(f"has a name of more than {LONGEST} bytes")
     return Path(text)
 
 
@@ -92,8 +95,8 @@ def request(given: argparse.Namespace) -> Request:
             want = f"a configuration with `experiments`, and {given.config} is one run"
             raise ConfigError(option, value, want, "leaving it out")
     name = config_path(given.config).stem
-    algorithm = f"-{config.algorithm.name}" if config.lm is None else ""
-    label = f"{name}{algorithm}-s{config.seed}-{config.digest()}"
+    algorithm = f"-{plain_name(config.algorithm.name)}" if config.lm is None else ""
+    label = f"{plain_name(name)}{algorithm}-{plain_name(f's{config.seed}')}-{config.digest()}"
     return Request(
         config,
         name,

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from launcher import cli
+from launcher.checkpoint_commands import checkpoint
 from launcher.doctor.command import doctor
 from launcher.lm_commands import lm
 from launcher.plain import Overrides, plain
@@ -30,6 +31,7 @@ study = typer.Typer(help="Runs and a report on one question.", no_args_is_help=T
 app.add_typer(study, name="study")
 app.add_typer(lm, name="lm")
 app.command()(doctor)
+app.add_typer(checkpoint, name="checkpoint")
 
 
 @app.command()

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from fedcore.config import RunConfig
 from fedcore.config_text import explain, flatten, put
 from fedcore.errors import ConfigError, ConfigErrors, FedError
+from fedcore.files import plain_name
 from fedcore.registry import nearest
 from launcher import cli
 from launcher.experiment_sections import NAME, NAMED, Suite
@@ -60,7 +61,7 @@ def read(name: str, overrides: Sequence[str], out: Path) -> list[Run]:
             for seed in seeds:
                 config = _resolved(place, values, {"seed": seed} | changes)
                 _is_apart(place, changes, suite)
-                folder = f"{title}-s{config.seed}"
+                folder = f"{title}-{plain_name(f's{config.seed}')}"
                 found[folder] = Run(len(found), title, config, out / folder)
     runs = list(found.values())
     _share_a_world(runs)

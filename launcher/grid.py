@@ -11,6 +11,7 @@ from pathlib import Path
 from data_shards.manifest import Manifest
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
+from fedcore.files import plain_name
 from launcher import cli, entry, prepare
 from launcher.build import check_names
 from launcher.rundir import RunDir
@@ -73,7 +74,8 @@ def _cell(name: str, overrides: tuple[str, ...], out: Path, ranks: int) -> Cell:
     config = cli.load_config(name, overrides)
     check_names(config)
     alpha = f"-a{config.data.alpha:g}" if _is_dirichlet(config) else ""
-    label = f"{cli.stem(name)}-{config.algorithm.name}{alpha}-s{config.seed}-{config.digest()}"
+    parts = [plain_name(cli.stem(name)), config.algorithm.name + alpha]
+    label = "-".join([*parts, plain_name(f"s{config.seed}"), config.digest()])
     return Cell(name, overrides, config, out / label, ranks)
 
 

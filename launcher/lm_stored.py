@@ -6,11 +6,17 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from torch import Tensor
+
+from data_shards.raw import reading
 from data_shards.text.tokenizers import Tokenizer, load
-from fedcore.checkpoint import Checkpoint, candidates
+from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
-from fedcore.errors import ConfigError, FedError
+from fedcore.errors import ConfigError
+from fedcore.files import inside
+from fedcore.lm.count import parameters
 from fedcore.lm.model import TransformerLM
+from launcher.checkpoint_stored import newest_good
 from launcher.rundir import RunDir, storage
 
 VOCABULARY = "tokenizer.json"
@@ -28,7 +34,7 @@ class Stored(NamedTuple):
 def keep_vocabulary(store: Path, file: str, run: RunDir) -> None:
     """Copy the vocabulary of the shards into the run, which then needs no shards to be read."""
     with storage(run.path):
-        shutil.copyfile(store / file, run.path / VOCABULARY)
+        shutil.copyfile(inside(store, file), run.path / VOCABULARY)
 
 
 def load_stored(place: Path) -> Stored:
@@ -36,28 +42,29 @@ def load_stored(place: Path) -> Stored:
 
     Raises `ConfigError` if `place` is neither, `ShardError` if the checkpoint is damaged.
     """
-    folder = place if (place / "index.json").is_file() else _newest(place)
+    folder = place if (place / "index.json").is_file() else newest_good(place)
     checkpoint = Checkpoint(folder)
     facts = checkpoint.facts
     if "run" not in facts:
         raise ConfigError("CHECKPOINT", str(place), "of a language-model run", "another one")
-    config = RunConfig.of(facts["run"])
+    with reading(folder, "an older checkpoint"):
+        config = RunConfig.of(facts["run"])
+        model = _model(config, facts["vocab_size"], checkpoint.shared("model"))
+        return Stored(model.eval(), config, facts["step"], folder.parent.parent / VOCABULARY)
+
+
+def _model(config: RunConfig, vocab_size: int, tensors: dict[str, Tensor]) -> TransformerLM:
+    """The model with these weights; `ValueError` before there is memory for more than they are."""
     assert config.lm is not None
-    model = TransformerLM(config.lm.model, facts["vocab_size"], config.seed)
-    model.load_state_dict(checkpoint.shared("model"))
-    return Stored(model.eval(), config, facts["step"], folder.parent.parent / VOCABULARY)
-
-
-def _newest(run: Path) -> Path:
-    """The newest checkpoint that is whole."""
-    for folder in candidates(run / "checkpoints"):
-        try:
-            Checkpoint(folder).verify()
-        except FedError:
-            continue
-        return folder
-    want = "a checkpoint, or a run directory with a whole one"
-    raise ConfigError("CHECKPOINT", str(run), want, "runs/.../checkpoints/step_...")
+    if config.lm.model.layers > len(tensors):
+        raise ValueError(f"{config.lm.model.layers:,} layers in {len(tensors)} tensors")
+    held = sum(value.numel() for value in tensors.values())
+    said = sum(parameters(config.lm.model, vocab_size).values())
+    if said > held:
+        raise ValueError(f"a model of {said:,} numbers is said, {held:,} are there")
+    model = TransformerLM(config.lm.model, vocab_size, config.seed)
+    model.load_state_dict(tensors)
+    return model
 
 
 def load_vocabulary(stored: Stored) -> Tokenizer:

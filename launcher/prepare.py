@@ -52,6 +52,7 @@ def content(root: Path) -> str:
 
 def store_dir(config: RunConfig) -> Path:
     """The folder of this configuration's shards."""
+    SOURCES.get(config.data.source)  # it names a folder: only one that is known
     chosen = settings(config)
     detail = chosen.get("alpha", chosen.get("labels_per_client", ""))
     root = f"-{chosen['content'][:8]}" if "content" in chosen else ""

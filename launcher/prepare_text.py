@@ -17,6 +17,7 @@ from data_shards.write import Tick
 from fedcore.config import RunConfig
 from fedcore.config_lm import LMConfig, LMDataConfig
 from fedcore.errors import ConfigError
+from fedcore.files import plain_name
 from launcher.once import once
 
 
@@ -62,7 +63,7 @@ def store_dir(config: RunConfig) -> Path:
         raise ConfigError("data.store", str(store), want, "--set data.store=/another/folder")
     chosen = settings(config)
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
-    source = "python" if data.text is None else data.text.resolve().stem
+    source = "python" if data.text is None else plain_name(data.text.resolve().stem)
     return store / f"text-{source}-{data.tokenizer}-{digest}"
 
 

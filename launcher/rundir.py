@@ -21,6 +21,8 @@ from fedcore.checkpoint import write_atomically
 from fedcore.checkpoint_writer import Checkpoints, Unit
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, StorageError
+from fedcore.files import read_json
+from launcher.summary_shape import is_summary
 from launcher.world import World
 
 LIST = "suite.json"  # in the folder of a list of experiments, beside its runs
@@ -75,8 +77,8 @@ class RunDir:
     def read_clients(self) -> list[list[int]] | None:
         """The label counts of every client [N][C]; None in older runs and other kinds of run."""
         try:
-            facts = json.loads((self.path / "clients.json").read_text(encoding="utf-8"))
-            return [[int(n) for n in row] for row in facts["label_counts"]]
+            rows = read_json(self.path / "clients.json")["label_counts"]
+            return rows if all(_are_counts(row) for row in rows) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -96,10 +98,10 @@ class RunDir:
     def read_summary(self) -> dict[str, Any] | None:
         """What the last run in this directory said at its end, if it ended."""
         try:
-            summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+            summary = read_json(self.path / "summary.json")
         except (OSError, ValueError):
             return None
-        return summary if isinstance(summary, dict) and "status" in summary else None
+        return summary if is_summary(summary) else None
 
     @property
     def is_ours(self) -> bool:
@@ -115,13 +117,13 @@ class RunDir:
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Replace summary.json as a whole; `StorageError` if it cannot be written."""
         with storage(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_private(self.path)
             write_atomically(self.path / "summary.json", json.dumps(summary, indent=1) + "\n")
 
     def prepare(self, config: RunConfig, world: World) -> None:
         """Make the directory and store the configuration and the environment with the run."""
         with storage(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_private(self.path)
             _HELD[self.path] = alone_in(self.path)  # until `release`, or this process ends
             (self.path / "summary.json").unlink(missing_ok=True)
             write_atomically(self.path / "config.yaml", config.dump())
@@ -133,6 +135,11 @@ class RunDir:
         lock = _HELD.pop(self.path, None)
         if lock is not None:
             lock.release()
+
+
+def _are_counts(row: Any) -> bool:
+    """Whether this is a list of counts, as one client has them."""
+    return isinstance(row, list) and all(type(n) is int and 0 <= n < 2**53 for n in row)
 
 
 _HELD: dict[Path, FileLock] = {}  # a lock is released when its object is gone
@@ -147,6 +154,11 @@ def alone_in(path: Path) -> FileLock:
         busy = "a directory that no running job writes to"
         raise ConfigError("--run-dir", str(path), busy, "another --run-dir") from None
     return lock
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner enters; one that is there keeps its mode."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 @contextmanager

@@ -17,11 +17,12 @@ from filelock import FileLock
 
 from fedcore.config import RunConfig
 from fedcore.errors import CollectiveError, ConfigError, FedError, Stopped
+from fedcore.files import plain_name
 from fedcore.server.comm import on_any, together
 from launcher import cli, entry, experiments, suite_table, world
 from launcher.experiments import Run
 from launcher.job import Job, kind_of
-from launcher.rundir import RunDir, alone_in, storage
+from launcher.rundir import RunDir, alone_in, make_private, storage
 from launcher.suite_state import (
     OVER,
     check_directories,
@@ -37,7 +38,7 @@ STOPPED = Stopped.exit_code
 
 def main(given: argparse.Namespace, first: bool) -> int:
     """The exit code of this rank for the command line of a list. first: it may print."""
-    out = given.run_dir or Path("runs") / cli.config_path(given.config).stem
+    out = given.run_dir or Path("runs") / plain_name(cli.config_path(given.config).stem)
     runs = experiments.read(given.config, given.overrides, out)
     mine = runs if given.experiment is None else experiments.chosen(runs, given.experiment)
     if given.resume not in ("auto", "never"):
@@ -116,7 +117,7 @@ class Suite:
             if self.resume == "auto" or here.place.attempt:
                 check_directories(self.mine)
             with storage(self.out):
-                self.out.mkdir(parents=True, exist_ok=True)
+                make_private(self.out)
             if self.mine is self.runs:
                 self._lock = alone_in(self.out)
             record(self.runs, self.out, {})

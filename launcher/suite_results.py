@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Required
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, TypeAdapter
+from typing_extensions import TypedDict
 
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, ShardError
+from fedcore.files import inside, read_json
 from fedcore.telemetry.events import fits
 from fedcore.telemetry.jsonl import last_of_each, read_events
 from launcher.suite_state import COMPLETED, FAILED, NAME, State, state
@@ -111,6 +113,20 @@ class Measure:
     text: Callable[[float], str]
 
 
+class _Said(TypedDict, total=False):
+    """What suite.json says of a run: launcher/suite_state.py. A report needs the name only."""
+
+    name: Required[str]
+    experiment: str
+    seed: int
+    kind: Literal["federated", "lm"]
+    status: str
+    exit_code: int | None
+    changes: dict[str, Any]
+
+
+_SAID = TypeAdapter(Annotated[list[_Said], Field(min_length=1)])
+
 MEASURES = {
     "parameters": Measure("parameters", lambda x: f"{x:,.0f}"),
     "final_loss": Measure("loss", lambda x: f"{x:.4f}"),
@@ -125,8 +141,11 @@ MEASURES = {
 def read(out: Path) -> list[dict[str, Any]]:
     """What suite.json says of each run; `ConfigError` if there is none in that directory."""
     try:
-        runs: list[dict[str, Any]] = json.loads((out / NAME).read_text(encoding="utf-8"))["runs"]
-    except (OSError, ValueError, KeyError, TypeError):
+        runs: list[dict[str, Any]] = read_json(out / NAME)["runs"]
+        _SAID.validate_python(runs)
+        for said in runs:
+            inside(out, said["name"])
+    except (OSError, ValueError, KeyError, TypeError, ShardError):
         want = f"the directory of a list of experiments, with a {NAME}"
         raise ConfigError("RUN_DIR", str(out), want, "runs/<configuration>") from None
     return runs
@@ -136,6 +155,9 @@ def rows(out: Path) -> list[Row]:
     """A row for each experiment, in the order of the list."""
     found: dict[str, list[Trial]] = {}
     for said in read(out):
+        if _Said.__annotations__.keys() - said.keys():
+            want = f"a {NAME} that says all of each run"
+            raise ConfigError("RUN_DIR", str(out), want, "running the list again")
         found.setdefault(said["experiment"], []).append(Trial(said, out / said["name"]))
     return [Row(name, tuple(trials)) for name, trials in found.items()]
 

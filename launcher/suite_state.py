@@ -13,7 +13,7 @@ from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, Diverged, FedError
 from launcher.entry import check_stored
 from launcher.experiments import Run, changes, placed
-from launcher.rundir import LIST, RunDir, storage
+from launcher.rundir import LIST, RunDir, make_private, storage
 
 COMPLETED, DIVERGED, FAILED = "completed", "diverged", "failed"
 STOPPED, UNFINISHED, WAITING = "stopped", "unfinished", "waiting"
@@ -102,7 +102,7 @@ def record(runs: Sequence[Run], out: Path, codes: Mapping[str, int]) -> None:
     """Write suite.json: every run and how it stands. codes: how runs ended just now, by name."""
     rows = [_row(run, runs[0], codes.get(run.name)) for run in runs]
     with storage(out):
-        out.mkdir(parents=True, exist_ok=True)
+        make_private(out)
         write_atomically(out / NAME, json.dumps({"runs": rows}, indent=1) + "\n")
 
 

@@ -38,7 +38,7 @@ def write_and_show(out: Path) -> None:
 
     Raises `ConfigError` if no list has been run there, `StorageError` if it cannot be written.
     """
-    first, found = suite_results.read(out)[0], suite_results.rows(out)
+    found, first = suite_results.rows(out), suite_results.read(out)[0]
     with FileLock(out / ".table.lock"):  # the last tasks of an array may end at once
         if first["kind"] == "lm":
             write(found, out)

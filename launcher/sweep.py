@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedcore.errors import ConfigError
 from fedcore.telemetry.console import console_for
 from launcher.grid import Cell, check_directories
-from launcher.rundir import RunDir, alone_in, storage
+from launcher.rundir import RunDir, alone_in, make_private, storage
 
 POLL = 0.1  # seconds between two looks at the running processes
 PATIENCE = 30.0  # seconds a run may take to stop; the round it is in is lost after that
@@ -110,7 +110,7 @@ def _is_busy(run_dir: Path) -> bool:
 
 def _start(cell: Cell) -> subprocess.Popen[bytes]:
     """The process of a cell, in a session of its own: Ctrl-C reaches it through `_stop`."""
-    cell.run_dir.mkdir(parents=True, exist_ok=True)
+    make_private(cell.run_dir)
     with log_of(cell).open("ab") as log:
         return subprocess.Popen(
             [sys.executable, *cell.command()],
@@ -205,7 +205,7 @@ def sweep(cells: Sequence[Cell], out: Path, jobs: int, stream: TextIO) -> list[R
 def _alone(out: Path) -> Iterator[None]:
     """Keeps other sweeps out of `out`."""
     with storage(out):
-        out.mkdir(parents=True, exist_ok=True)
+        make_private(out)
     lock = alone_in(out)
     try:
         yield

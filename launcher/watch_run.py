@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedcore.config import RunConfig
-from fedcore.errors import ConfigError, FedError
+from fedcore.errors import ConfigError, FedError, ShardError
+from fedcore.files import inside, read_json
 from fedcore.registry import nearest
 from fedcore.telemetry.events import (
     ClientEvent,
@@ -158,9 +158,9 @@ def read_config(run: RunDir) -> RunConfig | None:
 def runs_of(path: Path) -> list[Path]:
     """The run directories of a list in its order, or those in any other folder by name."""
     try:
-        rows = json.loads((path / suite_state.NAME).read_text(encoding="utf-8"))["runs"]
-        return [path / str(row["name"]) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError):
+        rows = read_json(path / suite_state.NAME)["runs"]
+        return [inside(path, row["name"]) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, ShardError):
         return sorted(sub for sub in path.iterdir() if sub.is_dir() and RunDir(sub).is_ours)
 
 

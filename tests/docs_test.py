@@ -48,7 +48,7 @@ def test_a_training_command_parses_and_names_real_things(line: str) -> None:
 @pytest.mark.parametrize("line", [x for x in LINES if x.startswith("fedcore ")])
 def test_a_fedcore_command_exists(line: str) -> None:
     words = [w for w in shlex.split(line)[1:4] if not w.startswith("-")]
-    names = words[:2] if words[0] in ("shards", "lm", "study") else words[:1]
+    names = words[:2] if words[0] in ("shards", "lm", "study", "checkpoint") else words[:1]
     assert CliRunner().invoke(app, [*names, "--help"]).exit_code == 0
 
 

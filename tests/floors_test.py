@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ FLOORS = {
     "fedcore.schedule": 0,
     "fedcore.seeds": 0,
     "fedcore.batch": 0,
+    "fedcore.files": 0,
     "fedcore.telemetry.catalogue": 0,
     "fedcore.telemetry.events": 0,
     "fedcore.objective": 1,
@@ -33,6 +36,9 @@ FLOORS = {
     "fedcore.checkpoint_writer": 3,
     "fedcore.round_events": 4,
     "fedcore.saving": 4,
+    "fedcore.checkpoint_index": 3,
+    "fedcore.export": 3,
+    "fedcore.export_onnx": 3,
     "fedcore.federation": 4,
     "fedcore.telemetry": 4,
     "fedcore.lm": 4,
@@ -49,7 +55,12 @@ DOORS = {
     },
     "webdataset": {"data_shards.tars"},
     "prometheus_client": {"fedcore.telemetry.exporter_main"},
-    "safetensors": {"fedcore.checkpoint", "fedcore.checkpoint_writer", "fedcore.lm.export"},
+    "safetensors": {
+        "fedcore.checkpoint",
+        "fedcore.checkpoint_writer",
+        "fedcore.export",
+        "fedcore.lm.export",
+    },
     "pickle": {"data_shards.unpickle"},
     "PIL": {"data_shards.sources.tiny_imagenet"},
     "deepspeed": {"fedcore.lm.engine_deepspeed"},
@@ -58,6 +69,20 @@ DOORS = {
     "wandb": {"fedcore.telemetry.tracker_kinds"},
     "mlflow": {"fedcore.telemetry.tracker_kinds"},
 }
+
+# what runs code, or unpickles, or hands a name to a shell, whatever the file or peer it came from
+NO_IMPORTS = re.compile(
+    r"(_pickle|dill|cloudpickle|joblib|marshal|shelve|multiprocessing|torch\.serialization"
+    r"|torch\.multiprocessing|torch\.distributed\.checkpoint)(\.|$)"
+)
+NO_BUILTINS = {"eval", "exec", "compile", "__import__"}
+NO_USES = re.compile(
+    r"torch\.(load|save|hub\b.*)|os\.(system|popen)"
+    r"|yaml\.(load_all|full_load.*|unsafe_load.*|Loader|FullLoader|UnsafeLoader|load)"
+    r"|.*\.(\w+_object|\w+_object_list|extractall|load_state|save_state)"
+    r"|(wds|webdataset)\.(WebDataset|WebLoader|SimpleShardList|tarfile_to_samples|gopen.*|decode)"
+    r"|\w*engine\.(load_checkpoint|save_checkpoint)|self\._?deepspeed\.(load|save)_checkpoint"
+)
 
 
 def modules() -> dict[str, Path]:
@@ -120,3 +145,45 @@ def test_fedcore_never_imports_the_data_package() -> None:
             assert not any(i.split(".")[0] in ("data_shards", "launcher") for i in imports(file)), (
                 name
             )
+
+
+def unsafe(file: Path) -> Iterator[str]:
+    """Line and text of all that the lists above forbid, also where it is only named."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        text = ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute | ast.Call) else ""
+        is_used = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        bad = is_used and text in NO_BUILTINS
+        bad = bad or (isinstance(node, ast.Attribute) and bool(NO_USES.fullmatch(text)))
+        if isinstance(node, ast.Call):
+            name, given = (
+                ast.unparse(node.func),
+                {k.arg: ast.unparse(k.value) for k in node.keywords},
+            )
+            bad = given.get("shell", "False") != "False"
+            bad = bad or (
+                name in ("np.load", "numpy.load") and given.get("allow_pickle") != "False"
+            )
+        if bad:
+            yield f"line {node.lineno}: {text}"
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_no_file_and_no_peer_can_have_code_run(name: str) -> None:
+    file = modules()[name]
+    assert not [*unsafe(file)]
+    assert not [i for i in imports(file) if NO_IMPORTS.match(i)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("torch.load(path)", "read = torch.load", "eval(text)", "yaml.load(text, yaml.Loader)"),
+        *("dist.all_gather_object(out, x)", "np.load(path)", "np.load(path, allow_pickle=True)"),
+        *("subprocess.run(words, shell=True)", "tar.extractall(folder)", "os.system(words)"),
+        *("wds.SimpleShardList(paths)", "dist.broadcast_object_list(x)", "import marshal"),
+    ],
+)
+def test_what_is_forbidden_is_found(line: str, tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(line)
+    met = [*unsafe(tmp_path / "x.py"), *filter(NO_IMPORTS.match, imports(tmp_path / "x.py"))]
+    assert met

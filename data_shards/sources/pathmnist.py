@@ -19,7 +19,10 @@ def load(root: Path | None, split: Split) -> Arrays:
     """Images [M, 3, 28, 28] and labels [M], in the order of the published file."""
     place = located(root, FILE)
     path = place / FILE if place.is_dir() else place
-    with reading(path, f"the complete {FILE} as published"), np.load(path) as file:
+    with (
+        reading(path, f"the complete {FILE} as published"),
+        np.load(path, allow_pickle=False) as file,
+    ):
         images, labels = file[f"{split.value}_images"], file[f"{split.value}_labels"]
     rows = images_of(path, images, (28, 28, 3))
     channels_first = np.ascontiguousarray(rows.transpose(0, 3, 1, 2))

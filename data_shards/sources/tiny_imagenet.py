@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from data_shards.raw import images_of, located, reading
 from data_shards.sources import SOURCES, Arrays, Source, Split
 from fedcore.errors import ShardError
+from fedcore.files import inside
 
 FOLDER = "tiny-imagenet-200"
 SIZE = 64
@@ -46,7 +47,7 @@ def _train(folder: Path, names: Sequence[str]) -> list[tuple[Path, str]]:
     """Every training image with its class, class by class, by name within a class."""
     listed = []
     for name in names:
-        images = folder / "train" / name / "images"
+        images = inside(folder / "train", name) / "images"
         if not images.is_dir():
             raise ShardError(str(images), "no such folder", WAY_OUT)
         found = sorted(images.glob("*.JPEG"))
@@ -62,7 +63,7 @@ def _validation(folder: Path) -> list[tuple[Path, str]]:
     rows = [line.split("\t") for line in _lines(listing)]
     if any(len(row) < 2 for row in rows):
         raise ShardError(str(listing), "a line without file and class", WAY_OUT)
-    return [(folder / "val" / "images" / row[0], row[1]) for row in rows]
+    return [(inside(folder / "val" / "images", row[0]), row[1]) for row in rows]
 
 
 def _decoded(paths: Sequence[Path]) -> NDArray[np.uint8]:

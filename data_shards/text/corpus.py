@@ -7,7 +7,6 @@ The order is that of the corpus (sorted by name; JSON lines as they stand, or by
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections import Counter
@@ -19,6 +18,7 @@ import numpy as np
 
 from data_shards.text.stdlib import stdlib
 from fedcore.errors import ShardError
+from fedcore.files import parse_json
 from fedcore.seeds import EVERYONE, seed
 
 END = "<|endoftext|>"  # in a text file it stands between documents
@@ -192,7 +192,7 @@ def _of_lines(file: Path, text: str) -> list[Document]:
 
 def _of_line(file: Path, number: int, line: str) -> tuple[Document, float | None]:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError as error:
         raise _bad(file, number, f"no JSON ({error})") from None
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from data_shards.manifest import NAME, Manifest, Record, Shard, Stored
+from fedcore.files import read_json
 
 DTYPES = {"uint16": "u16", "uint32": "u32"}  # of tokens -> extension in a tar; little-endian
 
@@ -16,8 +16,8 @@ DTYPES = {"uint16": "u16", "uint32": "u32"}  # of tokens -> extension in a tar; 
 class TokenPart(Record):
     """The shards of one client, or of the held-out text."""
 
-    documents: int = Field(ge=1)
-    tokens: int = Field(ge=1)  # one more for each document, its end
+    documents: int = Field(ge=1, lt=2**53)
+    tokens: int = Field(ge=1, lt=2**53)  # one more for each document, its end
     bytes: int = Field(ge=1)  # of the text in UTF-8; an end has none
     shards: tuple[Shard, ...]
 
@@ -39,7 +39,7 @@ class Vocabulary(Record):
     """The tokenizer beside the shards."""
 
     kind: Literal["bytes", "bpe", "file"]
-    size: int = Field(ge=2)
+    size: int = Field(ge=2, lt=2**31)
     end: int = Field(ge=0)
     file: Shard
 
@@ -65,6 +65,10 @@ class TokenManifest(Stored):
             raise ValueError(f"end {self.vocabulary.end} of {self.vocabulary.size} tokens")
         if self.dtype != dtype_of(self.vocabulary.size):
             raise ValueError(f"{self.vocabulary.size} tokens as {self.dtype}")
+        for name, part in self.parts.items():  # memory is taken for as many as are claimed
+            held = sum(shard.bytes for shard in part.shards)
+            if part.tokens * (2 if self.dtype == "uint16" else 4) > held:
+                raise ValueError(f"{part.tokens:,} tokens of {name} in {held:,} bytes")
         return self
 
     @property
@@ -102,7 +106,7 @@ def dtype_of(vocab_size: int) -> Literal["uint16", "uint32"]:
 def load_any(folder: Path) -> Manifest | TokenManifest:
     """The manifest of a folder of images or of tokens."""
     try:
-        record = json.loads((folder / NAME).read_bytes())
+        record = read_json(folder / NAME)
     except (OSError, ValueError):
         record = None  # told by `load`
     tokens = isinstance(record, dict) and record.get("kind") == "tokens"

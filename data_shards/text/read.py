@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from data_shards.manifest import WAY_OUT
+from data_shards.raw import reading
 from data_shards.tars import check, read_tars
 from data_shards.text.manifest import DTYPES, TokenManifest, TokenPart
 from fedcore.errors import ShardError
@@ -25,12 +26,14 @@ Order = Literal["shuffled", "random", "ordered"]
 
 def read_tokens(folder: Path, part: TokenPart, dtype: Literal["uint16", "uint32"]) -> Tensor:
     """All documents of a part, each with its end: uint16 or int32 [tokens], in corpus order."""
+    samples = read_tars(folder, part.shards)  # checked, before there is room for what they claim
     flat = np.empty(part.tokens, dtype=np.uint16 if dtype == "uint16" else np.int32)
     filled = 0
-    for sample in read_tars(folder, part.shards):
-        ids = np.frombuffer(sample[DTYPES[dtype]], dtype=np.dtype(dtype).newbyteorder("<"))
-        flat[filled : filled + len(ids)] = ids[: len(flat) - filled]
-        filled += len(ids)
+    with reading(folder / part.shards[0].file, WAY_OUT):
+        for sample in samples:
+            ids = np.frombuffer(sample[DTYPES[dtype]], dtype=np.dtype(dtype).newbyteorder("<"))
+            flat[filled : filled + len(ids)] = ids[: len(flat) - filled]
+            filled += len(ids)
     if filled != part.tokens:
         problem = f"{filled} tokens, want {part.tokens}"
         raise ShardError(str(folder / part.shards[0].file), problem, WAY_OUT)

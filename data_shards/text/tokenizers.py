@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from data_shards.text.corpus import END
 from fedcore.config_lm import LMDataConfig
 from fedcore.errors import ConfigError
+from fedcore.files import parse_json
 
 if TYPE_CHECKING:
     import tokenizers
@@ -166,7 +167,7 @@ def vocabulary_files(place: Path) -> list[Path]:
 def _from_json(text: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    if json.loads(text) == BYTES:
+    if parse_json(text) == BYTES:
         return ByteTokenizer()
     return LibraryTokenizer(Tokenizer.from_str(text))
 

@@ -252,7 +252,7 @@ class LMFederation:
         """The same for the turns that are over and those that paused."""
 
         def mine(kind: str) -> list[int]:
-            return [k for k in checkpoint.clients(kind) if k in self.turns.data]
+            return [k for k in checkpoint.clients_in(kind) if k in self.turns.data]
 
         done, paused = mine("turns"), mine("halves")
         self._turns = _unstacked(done, checkpoint.own(done, "turns"), self.server.weights)

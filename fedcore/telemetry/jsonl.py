@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedcore.files import parse_json
 from fedcore.telemetry.events import Event
 from fedcore.telemetry.sinks import Warn
 
@@ -80,7 +81,7 @@ def _records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The objects among these lines."""
     for line in lines:
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError:
             continue
         if isinstance(record, dict):

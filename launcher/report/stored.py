@@ -14,7 +14,9 @@ from torch import Tensor
 from fedcore.algorithms import Algorithm, resolve
 from fedcore.checkpoint import Checkpoint, candidates
 from fedcore.config import RunConfig
+from fedcore.config_text import yaml_of
 from fedcore.errors import ConfigError, FedError
+from fedcore.files import read_bytes
 from fedcore.registry import nearest
 from fedcore.telemetry.events import fits
 from fedcore.telemetry.history import History
@@ -160,7 +162,7 @@ def _way_out(found: State) -> str:
 def _mapping(file: Path) -> Record:
     """A YAML or JSON file as a mapping; empty if it cannot be read."""
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = yaml_of(read_bytes(file).decode())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     return values if isinstance(values, dict) else {}

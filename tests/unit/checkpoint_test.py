@@ -56,7 +56,7 @@ def test_clients_come_back_in_any_company(tmp_path: Path) -> None:
         assert torch.equal(fresh.state.log_var, wanted.state.log_var)
         assert torch.equal(fresh.state.steps, wanted.state.steps)
     assert checkpoint.facts["note"] == 1.5
-    assert checkpoint.clients() == [0, 1, 2]
+    assert checkpoint.clients == [0, 1, 2]
     assert checkpoint.shared("server")["prototypes"].unique().tolist() == [1.0]
 
 

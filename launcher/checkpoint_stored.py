@@ -1,0 +1,77 @@
+"""Checkpoints as they lie in run directories: which one is meant, and whether it is as written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedcore.checkpoint import Checkpoint, candidates, pointed_at, sha256_of
+from fedcore.errors import ConfigError, FedError
+from fedcore.files import inside
+
+WANT = "a checkpoint, or a run directory with a whole one"
+EXAMPLE = "runs/.../checkpoints/round_00010"
+
+
+def all_in(place: Path) -> list[Path]:
+    """The checkpoint that `place` is, or all of a run, the oldest first; else `ConfigError`."""
+    if (place / "index.json").is_file():
+        return [place]
+    found = sorted(candidates(place / "checkpoints"))
+    if not found:
+        raise ConfigError("CHECKPOINT", str(place), "a run directory with checkpoints", EXAMPLE)
+    return found
+
+
+def chosen(place: Path, best: bool = False) -> Path:
+    """The checkpoint that `place` is; of a run the newest that is whole, or the one called best.
+
+    Raises `ConfigError` if there is none.
+    """
+    if (place / "index.json").is_file():
+        return place
+    folder = place / "checkpoints"
+    if best:
+        named = pointed_at(folder, "best")
+        if not (folder / named / "index.json").is_file() or not named:
+            want = "a run with a best checkpoint (checkpoint.keep_best)"
+            raise ConfigError("--best", str(place), want, "leaving --best out")
+        return folder / named
+    return newest_good(place, between=True)
+
+
+def newest_good(run: Path, *, between: bool = False) -> Path:
+    """The newest checkpoint of a run that is whole; `ConfigError` if none is.
+
+    between: of those that lie between two rounds.
+    """
+    for folder in candidates(run / "checkpoints"):
+        try:
+            held = Checkpoint(folder)
+            held.verify()
+        except FedError:
+            continue
+        if not (between and is_within(held)):
+            return folder
+    raise ConfigError("CHECKPOINT", str(run), WANT, EXAMPLE)
+
+
+def is_within(held: Checkpoint) -> bool:
+    """Whether it was written in the middle of a round."""
+    return bool(held.facts.get("within"))
+
+
+def problem(folder: Path, entry: dict[str, Any]) -> str:
+    """What is wrong with one file of a checkpoint; empty if it is as it was written."""
+    try:
+        path = inside(folder, entry["file"])
+        if not path.is_file():
+            return "missing"
+        return "" if sha256_of(path) == entry["sha256"] else "does not match its sha256"
+    except (OSError, FedError) as error:
+        return str(error)
+
+
+def run_of(folder: Path) -> Path:
+    """The run directory that a checkpoint lies in."""
+    return folder.resolve().parent.parent
