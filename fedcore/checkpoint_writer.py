@@ -106,8 +106,8 @@ class Checkpoints:
         asynchronous: bool = False,
     ) -> None:
         self.folder, self.keep, self.unit, self.keep_best = folder, keep, unit, keep_best
+        self.asynchronous, self.device = asynchronous, comm.device
         self.comm = comm.beside() if asynchronous else comm
-        self.asynchronous = asynchronous
         self._thread: threading.Thread | None = None
         self._ended: Written | None = None
 
@@ -125,7 +125,7 @@ class Checkpoints:
             self._ended = self._write(name, contents)
             return self.folder / name
         assert self._thread is None, "settle comes first"
-        mine, ready = contents.copied(), _marker(self.comm.device)
+        mine, ready = contents.copied(), _marker(self.device)
 
         def work() -> None:
             with ready():

@@ -160,7 +160,7 @@ class CheckpointConfig(Section):
     every: Positive = 1
     """Rounds (LM: steps; a tenth of the run unless set) between checkpoints; one is also written
     on SIGTERM and SIGUSR1."""
-    minutes: Annotated[float, Field(gt=0, le=10_080)] | None = None
+    minutes: Annotated[float, Field(gt=0, le=10_080)] | None = 30.0
     """Minutes after which a checkpoint is also written in the middle of a round (LM: between two
     steps); null = never. What a lost rank can cost is at most the smaller of both."""
     keep: Positive = 2

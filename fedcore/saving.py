@@ -40,8 +40,9 @@ class Saving:
         self._newest = (number, part)
 
     def start(self, contents: Callable[[], Contents], number: int, part: int = 0) -> None:
-        """Write a checkpoint while training goes on. Collective."""
-        self.settle()
+        """Write a checkpoint while training goes on, unless there is one. Collective."""
+        if self.has(number, part):
+            return
         self.checkpoints.save(contents(), number, part)
         self._newest = (number, part)
         self.pauses.saved()
@@ -86,7 +87,7 @@ class Saving:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, CollectiveError):
-            return  # the other ranks' threads are gone as well
+        if isinstance(error, CollectiveError) or not isinstance(error, Exception | None):
+            return  # the other ranks' threads are gone as well; or somebody cannot wait
         self.settle(None if error is None else PATIENCE)
         self.checkpoints.close()
