@@ -17,6 +17,7 @@ from launcher import cli
 from launcher.lm_commands import lm
 from launcher.plain import Overrides, plain
 from launcher.shard_commands import shards
+from launcher.submit_commands import submit
 
 app = typer.Typer(
     name="fedcore",
@@ -28,6 +29,7 @@ app.add_typer(shards, name="shards")
 study = typer.Typer(help="Runs and a report on one question.", no_args_is_help=True)
 app.add_typer(study, name="study")
 app.add_typer(lm, name="lm")
+app.command()(submit)
 
 
 @app.command()
