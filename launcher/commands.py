@@ -17,7 +17,7 @@ from launcher import cli
 from launcher.lm_commands import lm
 from launcher.plain import Overrides, plain
 from launcher.shard_commands import shards
-from launcher.submit_commands import submit
+from launcher.submit_commands import jobs, submit
 
 app = typer.Typer(
     name="fedcore",
@@ -30,6 +30,7 @@ study = typer.Typer(help="Runs and a report on one question.", no_args_is_help=T
 app.add_typer(study, name="study")
 app.add_typer(lm, name="lm")
 app.command()(submit)
+app.command()(jobs)
 
 
 @app.command()

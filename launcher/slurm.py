@@ -9,7 +9,8 @@ from pathlib import Path
 
 from fedcore.errors import ConfigError
 
-PATIENCE = 60  # seconds for the controller to answer
+PATIENCE = 60.0  # seconds for the controller to take a job
+GLANCE = 15.0  # seconds to say what is in the queue
 MARK = "fedcore:"  # before the run directory, in a job's comment
 FIELDS = ("JobArrayID", "State", "RestartCnt", "Reason", "TimeUsed", "NodeList", "Comment")
 
@@ -35,7 +36,7 @@ class Queued:
 
 def sbatch(script: Path, *options: str) -> str:
     """The id of the job that Slurm made of the script; `ConfigError` with Slurm's words if none."""
-    answer = _call("sbatch", "--parsable", *options, str(script))
+    answer = call(PATIENCE, "sbatch", "--parsable", *options, str(script))
     if answer is None:
         want = "Slurm's sbatch on this machine"
         raise ConfigError("sbatch", "no such command", want, "--dry-run, which prints the script")
@@ -48,7 +49,7 @@ def sbatch(script: Path, *options: str) -> str:
 def queue() -> list[Queued] | None:
     """This user's jobs that are not over; None where Slurm is not, or does not answer."""
     form = ",".join(f"{field}:|" for field in FIELDS)
-    answer = _call("squeue", "--me", "--array", "--noheader", f"--Format={form}")
+    answer = call(GLANCE, "squeue", "--me", "--array", "--noheader", f"--Format={form}")
     if answer is None or answer.returncode:
         return None
     return parsed(answer.stdout.splitlines())
@@ -67,9 +68,9 @@ def parsed(lines: Sequence[str]) -> list[Queued]:
     return found
 
 
-def _call(*words: str) -> subprocess.CompletedProcess[str] | None:
+def call(patience: float, *words: str) -> subprocess.CompletedProcess[str] | None:
     """What a command of Slurm answered; None if it is not there or does not answer in time."""
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        return subprocess.run(words, capture_output=True, text=True, timeout=patience, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None

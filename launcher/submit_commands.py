@@ -125,3 +125,25 @@ def submit(
         return
     for line in submitting.submit(plan, asked, wanted):
         typer.echo(line)
+
+
+@plain
+def jobs(
+    folder: Annotated[Path, typer.Argument(help="Where the runs lie.")] = Path("runs"),
+    all_: Annotated[bool, typer.Option("--all", help="Also runs that ended days ago.")] = False,
+) -> None:
+    """This user's runs: job, state in the queue, how far, how well, how often resumed, where.
+
+    Without Slurm, the runs in FOLDER. Example: fedcore jobs --all
+    """
+    from launcher import jobs as found
+    from launcher import jobs_table, slurm
+
+    queue = slurm.queue()
+    if queue is None:
+        typer.echo("no Slurm here, or it does not answer: only what the runs say", err=True)
+    rows = found.rows(folder, queue or [])
+    shown = [row for row in rows if all_ or row.is_current]
+    jobs_table.show(shown, sys.stdout)
+    if len(shown) < len(rows):
+        typer.echo(f"{len(rows) - len(shown)} older runs: --all", err=True)
