@@ -167,7 +167,7 @@ class Cluster:
         """The daemons of a node and all its tasks: of this cluster, and of no other."""
         daemon = {f"{MARK}={self.dir}/{node}"}
         task = {f"SLURM_CONF={self.conf}", f"SLURMD_NODENAME={node}"}
-        return [p for p, env in _environments() if daemon <= env or task <= env]
+        return [p for p, env in environments() if daemon <= env or task <= env]
 
     def down(self) -> None:
         """End everything, jobs included."""
@@ -186,7 +186,7 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _environments() -> list[tuple[int, set[str]]]:
+def environments() -> list[tuple[int, set[str]]]:
     """Every process that can be looked into, with its environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):

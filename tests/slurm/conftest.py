@@ -1,0 +1,63 @@
+"""The cluster, and the run that all others are compared with."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.procs import runs
+from tests.slurm.cluster import Cluster, is_possible
+from tests.slurm.lab import TRAINING, Lab
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder is about Slurm."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Two nodes on this machine."""
+    if not is_possible():
+        pytest.skip("needs root, slurm-wlm and munge")
+    found = Cluster(Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp")))
+    try:
+        found.up()
+        yield found
+    finally:
+        found.down()
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the shards that all runs of the session share."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The summary of the same training in one process that nobody disturbs."""
+    words = [*TRAINING, f"data.store={store}"]
+    return runs.completed(0, tmp_path_factory.mktemp("plain"), "--config", "smoke", "--set", *words)
+
+
+@pytest.fixture
+def lab(
+    cluster: Cluster, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Lab]:
+    """A user of the cluster with a working directory of their own; no job of theirs is left."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+    monkeypatch.setenv("PYTHONPATH", str(runs.ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield Lab(cluster, tmp_path, store)
+    cluster.run("scancel", "--me", "--signal=KILL", "--full")
+    cluster.run("scancel", "--me")
+    cluster.wait_idle()
