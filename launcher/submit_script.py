@@ -32,7 +32,7 @@ class Resources:
     interface: str | None = None  # network between the nodes
     scrape: bool = True  # open the metrics' ports to a Prometheus on another machine
     notice: int = 120  # seconds before the time limit, and for a checkpoint
-    max_restarts: int = 1  # of all ranks by torchrun, within the job
+    max_restarts: int = 1  # of all ranks within the job, after one was lost
     requeues: int = 3  # of the job, without a new checkpoint in between
 
 

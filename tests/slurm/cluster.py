@@ -24,6 +24,7 @@ MARK = "FEDCORE_TEST_NODE"  # in the environment of a node's daemons
 
 CONF = """
 ClusterName=tests
+FirstJobId={first}
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
@@ -111,7 +112,10 @@ class Cluster:
             "RealMemory=3000 State=UNKNOWN"
             for node, port in zip(self.nodes, ports, strict=True)
         ]
-        text = CONF.format(host=host, dir=self.dir, port=control, nodes="\n".join(lines))
+        # the port at which a job's agents meet follows from its number: not that of another cluster
+        first = 1 + 20 * (os.getpid() % 37)
+        values = {"host": host, "dir": self.dir, "port": control, "first": first}
+        text = CONF.format(nodes="\n".join(lines), **values)
         self.conf.write_text(text)
         (self.dir / "cgroup.conf").write_text("CgroupAutomount=no\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from launcher import main
 from tests.procs import runs
 from tests.slurm.cluster import Cluster, is_possible
 from tests.slurm.lab import TRAINING, Lab
+
+STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # a world listens to them
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,8 +48,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def undisturbed(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The summary of the same training in one process that nobody disturbs."""
-    words = [*TRAINING, f"data.store={store}"]
-    return runs.completed(0, tmp_path_factory.mktemp("plain"), "--config", "smoke", "--set", *words)
+    run = tmp_path_factory.mktemp("plain")
+    keys = [*TRAINING, f"data.store={store}", "metrics.enabled=false"]
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    assert main.main(["--config", "smoke", "--run-dir", str(run), "--set", *keys]) == 0
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return runs.summary(run)
 
 
 @pytest.fixture

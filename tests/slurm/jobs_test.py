@@ -127,19 +127,19 @@ def test_a_lost_rank_is_restarted_in_the_job_and_then_by_the_queue(
     lab: Lab, undisturbed: Summary
 ) -> None:
     job = lab.train("--max-restarts", "1", "--requeues", "1")
-    for rounds, restarts in ((2, 0), (5, 1)):
+    for rounds, attempt in ((2, f"{job.id}-0-0"), (5, f"{job.id}-0-1")):
         lab.wait_for_rounds(job, rounds)
-        assert lab.cluster.restarts(job.id) == 0
-        lost = runs.wait_for(lambda r=restarts: _rank(lab, r), f"rank 1, restart {restarts}")
+        lost = runs.wait_for(lambda a=attempt: _rank(lab, a), f"rank 1 of attempt {attempt}")
         os.kill(lost, signal.SIGKILL)
     assert checksums(lab.completed(job)) == checksums(undisturbed)
     assert lab.cluster.restarts(job.id) == 1
+    assert "a rank was lost; restart 1 of 1 within the job" in job.log
     assert "a rank was lost (time 1 of 1 without a new checkpoint)" in job.log
 
 
-def _rank(lab: Lab, restarts: int) -> int | None:
-    """The process of rank 1 of this cluster's job, after so many restarts by torchrun."""
-    mine = {f"SLURM_CONF={lab.cluster.conf}", "RANK=1", f"TORCHELASTIC_RESTART_COUNT={restarts}"}
+def _rank(lab: Lab, attempt: str) -> int | None:
+    """The process of rank 1 in an attempt of this cluster's job."""
+    mine = {f"SLURM_CONF={lab.cluster.conf}", "RANK=1", f"ATTEMPT={attempt}"}
     return next((pid for pid, env in environments() if mine <= env), None)
 
 
