@@ -120,7 +120,7 @@ class Cluster:
         (self.dir / "cgroup.conf").write_text("CgroupAutomount=no\n")
 
     def start(self, node: str) -> None:
-        """Start a node's daemon, and put it back to work if it was down."""
+        """Start a node's daemon."""
         (self.dir / f"spool.{node}").mkdir(exist_ok=True)
         self._start("slurmd", "-N", node, "-f", str(self.conf), **{MARK: f"{self.dir}/{node}"})
 
@@ -163,9 +163,8 @@ class Cluster:
         self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
 
     def bring_back(self, node: str) -> None:
-        """A lost node starts again."""
+        """A lost node starts again; that it answers puts it back to work (ReturnToService=2)."""
         self.start(node)
-        self.run("scontrol", "update", f"nodename={node}", "state=resume")
 
     def _processes(self, node: str) -> list[int]:
         """The daemons of a node and all its tasks: of this cluster, and of no other."""

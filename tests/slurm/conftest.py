@@ -18,14 +18,6 @@ from tests.slurm.lab import TRAINING, Lab
 STOPPING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)  # a world listens to them
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder is about Slurm."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.slurm)
-
-
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """Two nodes on this machine."""

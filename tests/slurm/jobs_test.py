@@ -8,12 +8,14 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.procs import runs
 from tests.slurm.cluster import environments
 from tests.slurm.lab import Lab, checksums, meeting, occupied
 
+pytestmark = pytest.mark.slurm
 Summary = dict[str, Any]
 
 
@@ -127,7 +129,7 @@ def test_a_lost_rank_is_restarted_in_the_job_and_then_by_the_queue(
     lab: Lab, undisturbed: Summary
 ) -> None:
     job = lab.train("--max-restarts", "1", "--requeues", "1")
-    for rounds, attempt in ((2, f"{job.id}-0-0"), (5, f"{job.id}-0-1")):
+    for rounds, attempt in ((2, f"{job.id}-0-0"), (6, f"{job.id}-0-1")):
         lab.wait_for_rounds(job, rounds)
         lost = runs.wait_for(lambda a=attempt: _rank(lab, a), f"rank 1 of attempt {attempt}")
         os.kill(lost, signal.SIGKILL)
