@@ -136,6 +136,16 @@ def test_a_job_that_was_cancelled_meanwhile_is_not_put_back(stage: Stage) -> Non
     assert stage.play(ASKED + ends(75), STATE="CANCELLED") == (75, ["srun"])
 
 
+def test_a_job_that_is_asked_before_it_began_starts_nothing(stage: Stage) -> None:
+    """While modules are loaded, say."""
+    stage.command("scancel", "#!/bin/bash\n")
+    tell = SCONTROL.replace('hostnames"*)', 'hostnames"*) kill -USR1 $(cat "$PIDFILE");')
+    stage.command("scontrol", tell)
+    pid = stage.run / "pid"
+    stage.script.write_text(f"echo $$ > {pid}\n" + stage.script.read_text())
+    assert stage.play("exit 0", PIDFILE=str(pid)) == (5, ["requeue 7"])
+
+
 def test_without_an_address_nothing_is_started(stage: Stage) -> None:
     stage.command("scontrol", "#!/bin/bash\nexit 1\n")
     assert stage.play("exit 0") == (5, [])
