@@ -41,10 +41,14 @@ class Stage:
             runs=[self.run],
             words=[],
         )
-        self.script = folder / "job.sbatch"
-        self.script.write_text(run_script(script, Resources(max_restarts=1, requeues=2)))
+        self.script, self._written = folder / "job.sbatch", script
+        self.write(Resources(max_restarts=1, requeues=2))
         self.command("scontrol", SCONTROL)
         self.command("sleep", "#!/bin/bash\n")
+
+    def write(self, asked: Resources) -> None:
+        """The script anew, with these resources."""
+        self.script.write_text(run_script(self._written, asked))
 
     def command(self, name: str, text: str) -> None:
         (self.bin / name).write_text(text)
@@ -97,6 +101,31 @@ CANCELLED = "kill -TERM $PPID; /bin/sleep 0.2; "
 def test_each_end_has_its_consequence(body: str, code: int, calls: list[str], stage: Stage) -> None:
     stage.command("scancel", "#!/bin/bash\n")
     assert stage.play(body) == (code, calls)
+
+
+@pytest.mark.parametrize(
+    ("node", "bind", "host"), [(0, "10.0.0.1", 1), (1, "0.0.0.0", 0)], ids=["first", "second"]
+)
+def test_each_node_starts_one_agent_of_the_same_meeting(
+    node: int, bind: str, host: int, stage: Stage
+) -> None:
+    """In a container, on a cluster where one node's address is a name."""
+    hosts = (
+        '"show hostnames"*) printf "n1\\nn2\\n" ;;\n  "show node n1"*) echo NodeAddr=10.0.0.1 ;;'
+    )
+    tell = SCONTROL.replace('"show hostnames"*) echo n1 ;;', hosts)
+    stage.command("scontrol", tell.replace("127.0.0.1", "two.cluster"))
+    stage.command("apptainer", '#!/bin/bash\necho "$*" >> "$CALLS"\n')
+    stage.write(Resources(nodes=2, ranks=4, container="fedcore.sif"))
+    _, calls = stage.play('until [ "$1" = bash ]; do shift; done; "$@"', SLURM_NODEID=str(node))
+    words = calls[1].split()
+    assert words[:4] == ["exec", "--nv", "--bind", str(stage.run.parent)]
+    assert words[6:10] == ["fedcore.sif", "python", "-m", "torch.distributed.run"]
+    port = 20000 + 7 * 16
+    assert {"--nnodes=2", "--nproc-per-node=4", f"--rdzv-endpoint=10.0.0.1:{port}"} <= {*words}
+    assert f"--rdzv-conf=is_host={host},read_timeout=300" in words
+    assert f"--local-addr={'10.0.0.1' if host else 'two.cluster'}" in words
+    assert words[-1] == f"metrics.bind={bind}"
 
 
 def test_the_signal_is_passed_on_to_the_ranks(stage: Stage) -> None:
