@@ -13,7 +13,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from fedcore.errors import ConfigError
 
 TEMPLATES = Path(__file__).parent.parent / "deploy" / "slurm"
-SHORTEST = 30  # seconds of notice: less leaves no time to end the ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +123,9 @@ def container_words(image: str | None, cwd: Path) -> tuple[str, str]:
 
 def render(template: str, values: Mapping[str, Any], told: Sequence[str] = ()) -> str:
     """The script; `ConfigError` for a value that would break out of its line."""
-    for text in (
-        *told,
-        *(v for v in values.values() if isinstance(v, str) and v != values.get("config")),
-    ):
-        if any(not c.isprintable() for c in text):
+    lines = [v for k, v in values.items() if isinstance(v, str) and k != "config"]
+    for text in (*told, *lines):
+        if not text.isprintable():
             raise ConfigError("sbatch", text, "one line of printable text", "another name")
     return _templates().get_template(template).render(**values)
 

@@ -80,7 +80,7 @@ def test_a_preempted_job_comes_back_and_ends_as_if_it_had_not_been(
     lab: Lab, undisturbed: Summary
 ) -> None:
     job = lab.train()
-    lab.wait_for_rounds(job)
+    lab.wait_for_rounds(job, 1)
     with occupied(meeting(job, attempt=1)):  # something of the first attempt is still there
         words = ("-p", "urgent", "-N", "2", "-n", "2", "-c", "8", "-o", "/dev/null")
         lab.cluster.run("sbatch", *words, "--wrap", "sleep 2")

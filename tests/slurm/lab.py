@@ -16,7 +16,7 @@ from tests.procs import runs
 from tests.slurm.cluster import Cluster
 
 # long enough to be interrupted, in rounds that are short
-TRAINING = ("rounds=20", "clients.local_epochs=1", "evaluate.every=10")
+TRAINING = ("rounds=26", "clients.local_epochs=1", "evaluate.every=13")
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT")
 LIMIT = 120.0  # seconds a job may take, disturbances included
 

@@ -116,11 +116,11 @@ def test_each_node_starts_one_agent_of_the_same_meeting(
     tell = SCONTROL.replace('"show hostnames"*) echo n1 ;;', hosts)
     stage.command("scontrol", tell.replace("127.0.0.1", "two.cluster"))
     stage.command("apptainer", '#!/bin/bash\necho "$*" >> "$CALLS"\n')
-    stage.write(Resources(nodes=2, ranks=4, container="fedcore.sif"))
+    stage.write(Resources(nodes=2, ranks=4, container="my image.sif"))
     _, calls = stage.play('until [ "$1" = bash ]; do shift; done; "$@"', SLURM_NODEID=str(node))
     words = calls[1].split()
     assert words[:4] == ["exec", "--nv", "--bind", str(stage.run.parent)]
-    assert words[6:10] == ["fedcore.sif", "python", "-m", "torch.distributed.run"]
+    assert words[6:11] == ["my", "image.sif", "python", "-m", "torch.distributed.run"]
     port = 20000 + 7 * 16
     assert {"--nnodes=2", "--nproc-per-node=4", f"--rdzv-endpoint=10.0.0.1:{port}"} <= {*words}
     assert f"--rdzv-conf=is_host={host},read_timeout=300" in words
