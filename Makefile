@@ -11,10 +11,10 @@ export OMP_NUM_THREADS ?= 1
 # tests that need a part which this machine lacks are deselected, and it is said
 PROMETHEUS := $(and $(shell command -v prometheus),$(shell command -v promtool),$(shell command -v prometheus-alertmanager),$(shell command -v amtool))
 ROOT       := $(filter 0,$(shell id -u))
-DESELECT   := not gpu$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
+DESELECT   := not gpu and not slurm$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check law procs golden golden-update gpu format bench bench-lm bench-scrape bench-checkpoint dash clean
+.PHONY: help setup run smoke test check law procs slurm golden golden-update gpu format bench bench-lm bench-scrape bench-checkpoint dash clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ law: $(READY) ## closed forms, lanes, partitions, resume
 
 procs: $(READY) ## tests with real processes
 	$(BIN)/python -m pytest -m "procs and $(DESELECT)"
+
+slurm: $(READY) ## tests on a Slurm cluster that they start (root; apt-get install slurm-wlm munge)
+	$(BIN)/python -m pytest --numprocesses=2 -m slurm tests/slurm $(ARGS)
 
 golden: $(READY) ## has training changed? 30 steps of every algorithm in fp64
 	$(BIN)/python -m pytest tests/golden

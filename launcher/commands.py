@@ -19,6 +19,7 @@ from launcher.doctor.command import doctor
 from launcher.lm_commands import lm
 from launcher.plain import Overrides, plain
 from launcher.shard_commands import shards
+from launcher.submit_commands import jobs, submit
 
 app = typer.Typer(
     name="fedcore",
@@ -32,6 +33,8 @@ app.add_typer(study, name="study")
 app.add_typer(lm, name="lm")
 app.command()(doctor)
 app.add_typer(checkpoint, name="checkpoint")
+app.command()(submit)
+app.command()(jobs)
 
 
 @app.command()

@@ -41,11 +41,16 @@ class Run:
 
 
 def read(name: str, overrides: Sequence[str], out: Path) -> list[Run]:
-    """All runs of a list in order, resolved; run directories below `out`.
+    """All runs of the list of that name in order, resolved; run directories below `out`.
 
     Raises `ConfigError` or `ConfigErrors` that name the experiment and the key.
     """
-    values = cli.read_values(name, overrides)
+    return resolve(cli.read_values(name, overrides), overrides, out)
+
+
+def resolve(given: Mapping[str, Any], overrides: Sequence[str], out: Path) -> list[Run]:
+    """The same of values that are read already, with the overrides put in."""
+    values = dict(given)
     listed = {key: values.pop(key) for key in Suite.model_fields if key in values}
     try:
         suite = Suite.model_validate(listed)
