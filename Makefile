@@ -14,7 +14,7 @@ ROOT       := $(filter 0,$(shell id -u))
 DESELECT   := not gpu and not slurm$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check law procs slurm golden golden-update gpu format bench bench-lm bench-scrape bench-checkpoint dash clean
+.PHONY: help setup run smoke test check law procs cluster golden golden-update gpu format bench bench-lm bench-scrape bench-checkpoint dash clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -32,11 +32,11 @@ run: $(READY) ## the main job: RANKS=8 processes train CONFIG=default (real digi
 smoke: ## a small federation in half a minute, 2 processes
 	@$(MAKE) --no-print-directory run RANKS=2 CONFIG=smoke
 
-test: $(READY) ## the whole test suite
-	@test -n "$(PROMETHEUS)" || echo "prometheus and prometheus-alertmanager are not both installed: their tests are left out"
+test: $(READY) ## the test suite: all that needs no other servers
+	@test -n "$(PROMETHEUS)" || echo "prometheus and prometheus-alertmanager are not both installed: the tests of alert rules are left out"
 	@test -n "$(ROOT)" || echo "not root: the full-disk test, which mounts a small disk, is left out"
 	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs" $(ARGS)
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "$(DESELECT) and procs" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "$(DESELECT) and procs and not prometheus" $(ARGS)
 
 check: $(READY) ## the gate before a commit: format, lint, types, floors, unit and law tests
 	$(BIN)/ruff format --check .
@@ -50,7 +50,8 @@ law: $(READY) ## closed forms, lanes, partitions, resume
 procs: $(READY) ## tests with real processes
 	$(BIN)/python -m pytest -m "procs and $(DESELECT)"
 
-slurm: $(READY) ## tests on a Slurm cluster that they start (root; apt-get install slurm-wlm munge)
+cluster: $(READY) ## tests that start servers: Prometheus and Alertmanager, a Slurm cluster (root)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "procs and prometheus" tests/deploy $(ARGS)
 	$(BIN)/python -m pytest --numprocesses=2 -m slurm tests/slurm $(ARGS)
 
 golden: $(READY) ## has training changed? 30 steps of every algorithm in fp64
