@@ -85,11 +85,15 @@ class Heartbeat:
     def _pass_on_wishes(self) -> None:
         """Tell the others what this rank was asked for, and take what they were asked for."""
         pauses = self.pauses
-        for wish in ("stop_requested", "alarm"):
-            if getattr(pauses, wish):
-                self.store.set(wish, "yes")
-            elif self.store.check([wish]):
-                setattr(pauses, wish, True)
+        alarm = f"alarm{pauses.run}"
+        if pauses.stop_requested:
+            self.store.set("stop", "asked")
+        elif self.store.check(["stop"]):
+            pauses.stop_requested = True
+        if pauses.alarm:
+            self.store.set(alarm, "raised")
+        elif self.store.check([alarm]) and alarm == f"alarm{pauses.run}":
+            pauses.alarm = True
         if pauses.leads:
             pauses.ask_if_due()
             self.store.set("saves", str(pauses.saves))

@@ -32,12 +32,14 @@ class Pauses:
         self.alarm = False  # a rank cannot go on: all are to meet, and hear why
         self.saves = 0  # asked for since the beginning, by the rank that leads
         self._done = 0  # of these
+        self.run = 0  # of a list that runs in these processes
         self._every: float | None = None  # seconds
         self._last = time.monotonic()
 
     def begin(self, minutes: float | None) -> None:
         """A run begins that wants to be saved after so many minutes without a checkpoint."""
         self._every = None if minutes is None else 60 * minutes
+        self.run, self.alarm = self.run + 1, False
         self.saved()
 
     def saved(self) -> None:
