@@ -1,12 +1,9 @@
-"""Does every rank end, soon, with the right code and words, when something goes wrong?"""
+"""Does every rank end with the right code and words, whatever it was given or finds?"""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -16,65 +13,6 @@ from tests.procs import runs
 pytestmark = pytest.mark.procs
 
 LONG = ("--config", "smoke", "--set", "rounds=400")
-
-
-def test_a_rank_killed_within_a_round_ends_all_others(tmp_path: Path) -> None:
-    """The other ranks are in the middle of a long round: the heartbeat must tell them."""
-    words = (*LONG, "clients.local_epochs=3000", "server.heartbeat=4", "metrics.linger=0")
-    process = runs.start(3, tmp_path, *words, torchrun=("--shutdown-timeout=60",))
-    runs.wait_for(lambda: (tmp_path / "prometheus_targets.json").is_file(), "the run to begin")
-    time.sleep(1)
-    pids = runs.rank_pids(process.pid)
-    os.kill(pids[1], signal.SIGKILL)
-    began = time.monotonic()
-    out = runs.finish(process, limit=60)
-    assert time.monotonic() - began < 30
-    assert runs.summary(tmp_path)["exit_code"] == 5, out[-3000:]
-    assert "no sign of life" in out
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
-
-
-def test_a_frozen_rank_ends_all_others(tmp_path: Path) -> None:
-    words = (*LONG, "server.heartbeat=4")
-    process = runs.start(2, tmp_path, *words, torchrun=("--shutdown-timeout=3",))
-    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 1, "a first round")
-    os.kill(runs.rank_pids(process.pid)[1], signal.SIGSTOP)
-    out = runs.finish(process, limit=60)
-    assert runs.summary(tmp_path)["exit_code"] == 5
-    assert "rank 1 gave no sign of life for 4 s" in out
-
-
-def test_torchrun_restarts_from_the_checkpoint(tmp_path: Path) -> None:
-    words = ("--config", "smoke", "--set", "rounds=6", "clients.local_epochs=6")
-    process = runs.start(2, tmp_path, *words, torchrun=("--max-restarts=1",))
-    latest = tmp_path / "checkpoints" / "latest"
-    runs.wait_for(latest.is_file, "a first checkpoint")
-    os.kill(runs.rank_pids(process.pid)[1], signal.SIGKILL)
-    out = runs.finish(process)
-    assert process.returncode == 0, out[-3000:]
-    assert runs.summary(tmp_path)["status"] == "completed"
-    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert next(e["round"] for e in events if e["event"] == "resume") >= 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_stops_with_a_checkpoint_and_the_same_command_goes_on(
-    number: signal.Signals, tmp_path: Path
-) -> None:
-    words = (*LONG, "checkpoint.every=1000")
-    process = runs.start(0, tmp_path, *words)
-    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 2, "two rounds")
-    process.send_signal(number)
-    out = runs.finish(process, limit=30)
-    assert process.returncode == 75, out[-3000:]
-    stopped = runs.summary(tmp_path)
-    assert (stopped["status"], stopped["exit_code"]) == ("stopped", 75)
-    assert (tmp_path / "checkpoints" / "latest").is_file()
-    again = runs.start(0, tmp_path, *words)
-    runs.wait_for(lambda: runs.rounds_done(tmp_path) > stopped["rounds"], "a further round")
-    again.send_signal(number)
-    runs.finish(again, limit=30)
-    assert runs.summary(tmp_path)["rounds"] > stopped["rounds"]
 
 
 def test_torchrun_forwards_sigterm_to_all_ranks(tmp_path: Path) -> None:
