@@ -1,0 +1,268 @@
+"""One long tiny training and random faults in it: does it end as if nothing had happened?
+
+    python -m tests.procs.chaos --faults 50 --seed 1
+
+The same command is started again after each fault, on 2 or 3 ranks. What each one cost is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from fedcore.checkpoint import Checkpoint, candidates
+from fedcore.errors import FedError
+from fedcore.telemetry.jsonl import read_events
+from launcher.rundir import alone_in
+from tests.procs import faults, runs
+from tests.procs.chaos_table import Cost, show
+from tests.procs.faults import Faults
+
+HEARTBEAT = 3  # seconds
+SLACK = 10  # seconds after that until all ranks have ended, on a busy machine
+START = 90  # seconds from the command until its fault strikes, at most
+WORDS = ("--config", "smoke", "--set", "clients.local_epochs=1", "clients.batch_size=32")
+WORDS += ("evaluate.every=5", f"server.heartbeat={HEARTBEAT}", "checkpoint.keep=3")
+PROOF = ("prototypes_sha256", "parameters_sha256", "accuracy")
+ENDINGS = (
+    "kill",
+    "kill",
+    "stop",
+    "stop",
+    "freeze",
+    "lose node",
+    "kill in write",
+    "kill at pointer",
+)
+GARBAGE = (b"", b"round_99999", b"\0\xff" * 40, b"../" * 9)  # in a pointer
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the command, and what is to happen in it."""
+
+    ranks: int
+    words: tuple[str, ...]
+    name: str  # of what ends it
+    ending: Faults
+    full_disk: Faults  # which does not end it
+
+    @property
+    def table(self) -> Faults:
+        return Faults(self.ending.table + self.full_disk.table)
+
+    def fine(self, full: int) -> tuple[set[int], int]:
+        """Exit codes, and finished rounds that may be lost, if so many checkpoints met a full disk.
+
+        One interval at most: what was done since the last checkpoint that was complete.
+        """
+        if self.name == "stop":  # a stop that cannot be saved is told by its code
+            return ({75, 2}, 1 + full) if full else ({75}, 0)
+        return {5}, 1 + full
+
+
+class Chaos:
+    """The run, the faults drawn for it, and what they cost."""
+
+    def __init__(self, folder: Path, seed: int, count: int) -> None:
+        self.run_dir, self.targets = folder / "run", folder / "targets"
+        self.draw, self.count = Random(seed), count
+        self.words = (*WORDS, f"rounds={20 + count}", f"metrics.targets={self.targets}")
+        self.costs: list[Cost] = []
+        self._damaged: set[str] = set()  # checkpoints, on purpose
+
+    def undisturbed(self) -> dict[str, Any]:
+        """The summary of the run to which nothing happens."""
+        return runs.completed(0, self.run_dir.with_name("undisturbed"), *self.words)
+
+    def __call__(self) -> dict[str, Any]:
+        """The summary of the run, once it has met all faults."""
+        while len(self.costs) < self.count:
+            self._meet(self._drawn())
+            if len(self.costs) < self.count:
+                self._damage()
+        seen = len(self._lines())
+        found = runs.completed(2, self.run_dir, *self.words, "metrics.enabled=true")
+        self._went_on(seen)
+        self._check_checkpoints()
+        return found
+
+    def _drawn(self) -> Attempt:
+        """On how many ranks, how it ends, and whether the disk is full once before that."""
+        draw, ranks = self.draw, self.draw.choice((2, 2, 3))
+        words = ["checkpoint.minutes=0.005"] if draw.random() < 0.5 else []  # within a round, too
+        words += ["metrics.enabled=true"] if draw.random() < 0.1 else []
+        name, rank, later, nth = draw.choice(ENDINGS), *map(draw.randrange, (ranks, 2, 3))
+        number = draw.choice((signal.SIGTERM, signal.SIGUSR1))
+        place = {"rank": rank, "round": self._place()[0] + later, "step": draw.randrange(14)}
+        ending = {
+            "kill": lambda: Faults().kill(**place),
+            "stop": lambda: Faults().signal(number=number, **place),
+            "freeze": lambda: Faults().freeze(**place),
+            "lose node": lambda: Faults().lose_node(**place),
+            "kill in write": lambda: Faults().kill(rank=rank, where="write", checkpoint=nth + 1),
+            "kill at pointer": lambda: Faults().kill(rank=0, where="pointer", checkpoint=nth + 1),
+        }[name]()
+        disk = Faults().full_disk(rank=draw.randrange(ranks), checkpoint=1 + draw.randrange(2))
+        return Attempt(ranks, tuple(words), name, ending, disk if draw.random() < 0.4 else Faults())
+
+    def _meet(self, attempt: Attempt) -> None:
+        """Start it, wait until its fault has ended it, and look at what is left."""
+        for mark in faults.marks_of(self.run_dir).glob("*.json"):
+            mark.unlink()  # the same fault may be drawn again
+        seen, from_here = len(self._lines()), self._newest()
+        process = attempt.table.start(attempt.ranks, self.run_dir, *self.words, *attempt.words)
+        out = self._ended(process, attempt)
+        [struck], full = attempt.ending.struck(self.run_dir), self._told_full(attempt)
+        said = f"{attempt}\n{out[-3000:]}"
+        assert struck is not None, said
+        seconds, code = time.time() - struck["time"], runs.summary(self.run_dir)["exit_code"]
+        codes, most = attempt.fine(full)
+        lines = self._lines()[seen:]
+        done = max((x["round"] + 1 for x in lines if x["event"] == "round"), default=0)
+        lost = max(0, done - self._place()[0])
+        assert code in codes, f"code {code}: {said}"
+        assert seconds < HEARTBEAT + SLACK, f"{seconds:.1f} s: {said}"
+        assert lost <= most, f"{lost} rounds lost: {said}"
+        resumed = [Path(x["checkpoint"]).name for x in lines if x["event"] == "resume"]
+        assert resumed == ([from_here.name] if from_here else []), said
+        self._went_on(seen)
+        self._check_checkpoints()
+        at = f"{struck['round']}.{struck['step']}"
+        self.costs.append(Cost(attempt.name, struck["time"], attempt.ranks, at, seconds, lost=lost))
+
+    def _told_full(self, attempt: Attempt) -> int:
+        """How many checkpoints of the attempt met a full disk."""
+        struck = [at for at in attempt.full_disk.struck(self.run_dir) if at]
+        for at in struck:
+            place = f"{at['round']}.{at['step']}"
+            self.costs.append(Cost("full disk", at["time"], attempt.ranks, place, went_on=0.0))
+        return len(struck)
+
+    def _ended(self, process: subprocess.Popen[str], attempt: Attempt) -> str:
+        """Its output, once no process of it is left.
+
+        A frozen rank is killed when the others have ended, as torchrun does after 30 s.
+        """
+        until, hit = time.monotonic() + START, False
+        while process.poll() is None and time.monotonic() < until:
+            [struck] = attempt.ending.struck(self.run_dir)
+            if struck and not hit:
+                hit, until = True, time.monotonic() + HEARTBEAT + SLACK
+            if struck and attempt.name == "freeze" and (self.run_dir / "summary.json").is_file():
+                with suppress(ProcessLookupError):
+                    os.kill(struck["pid"], signal.SIGKILL)
+            time.sleep(0.05)
+        runs.wait_for(lambda: not alive(self.run_dir), "all ranks to end", HEARTBEAT + SLACK)
+        return runs.finish(process, limit=5)
+
+    def _damage(self) -> None:
+        """Now and then, while nothing runs, damage the pointer or the checkpoint to go on from."""
+        draw, place, pointer = self.draw, self._place(), self.run_dir / "checkpoints" / "latest"
+        broken, cut, garbage = draw.random() < 0.2, draw.random() < 0.3, draw.choice(GARBAGE)
+        if broken and pointer.is_file():
+            pointer.write_bytes(garbage)
+            assert self._place() >= place
+            self.costs.append(Cost("damaged pointer", time.time(), lost=0))
+            place = self._place()  # a newer one may be complete that it did not name yet
+        if cut and len(self._good()) > 1:
+            newest = self._good()[0]
+            faults.truncate(newest)
+            self._damaged.add(newest.name)
+            lost = place[0] - self._place()[0]
+            assert lost <= 2, f"{lost} rounds between a checkpoint and the one before"
+            self.costs.append(Cost("truncated newest", time.time(), lost=lost))
+
+    def _good(self) -> list[Path]:
+        """The checkpoints that are whole, that to go on from first."""
+        return [folder for folder in candidates(self.run_dir / "checkpoints") if is_good(folder)]
+
+    def _newest(self) -> Path | None:
+        return next(iter(self._good()), None)
+
+    def _place(self) -> tuple[int, int]:
+        """Where the next attempt goes on: rounds done, and pauses taken in the one under way."""
+        newest = self._newest()
+        facts = Checkpoint(newest).facts if newest else {"round": 0, "within": None}
+        return facts["round"], facts["within"]["pauses"] if facts["within"] else 0
+
+    def _lines(self) -> list[dict[str, Any]]:
+        file = self.run_dir / "metrics.jsonl"
+        return read_events(file) if file.is_file() else []
+
+    def _went_on(self, seen: int) -> None:
+        """An attempt has begun with the line of that number: what the faults before it cost."""
+        began = self._lines()[seen]["time"]
+        for cost in self.costs:
+            cost.went_on = began - cost.time if cost.went_on is None else cost.went_on
+
+    def _check_checkpoints(self) -> None:
+        """None is half there, but for those that were damaged on purpose and not written again."""
+        for folder in faults.checkpoints(self.run_dir):
+            if is_good(folder):
+                self._damaged.discard(folder.name)
+            assert is_good(folder) or folder.name in self._damaged, folder
+
+    def left_behind(self) -> list[str]:
+        """What should not be there after the end of the run."""
+        alone_in(self.run_dir).release()  # raises if a lock is held
+        hidden = [*self.run_dir.glob(".*"), *self.run_dir.glob("checkpoints/.*")]
+        files = [str(file) for file in hidden if file.name != ".lock"]
+        return files + [str(file) for file in self.targets.glob("*")] + alive(self.run_dir)
+
+
+def is_good(folder: Path) -> bool:
+    """Whether a checkpoint is whole."""
+    try:
+        Checkpoint(folder).verify()
+    except FedError:
+        return False
+    return True
+
+
+def alive(run_dir: Path) -> list[str]:
+    """The processes that work in a run directory, defunct ones aside."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = file.read_bytes().split(b"\0")
+            if str(run_dir).encode() in words:
+                found.append(f"process {file.parent.name}")
+    return found
+
+
+def main(words: list[str] | None = None) -> None:
+    """Raises `AssertionError` for what must not be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    given, began = parser.parse_args(words), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        chaos = Chaos(Path(folder), given.seed, given.faults)
+        wanted = chaos.undisturbed()
+        try:
+            found = chaos()
+        finally:
+            print(show(chaos.costs), flush=True)
+        lines = [x["round"] for x in chaos._lines() if x["event"] == "round"]
+        assert {k: found[k] for k in PROOF} == {k: wanted[k] for k in PROOF}
+        assert not chaos.left_behind(), chaos.left_behind()
+    again, rounds = len(lines) - len(set(lines)), len(set(lines))
+    print(
+        f"\nseed {given.seed}: {len(chaos.costs)} faults in {time.monotonic() - began:.0f} s; ",
+        end="",
+    )
+    print(f"{rounds} rounds, {again} of them done again; the same checksums; nothing left behind")
+
+
+if __name__ == "__main__":
+    main()
