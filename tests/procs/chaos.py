@@ -201,9 +201,9 @@ class Chaos:
 
     def _went_on(self, seen: int) -> None:
         """An attempt has begun with the line of that number: what the faults before it cost."""
-        began = self._lines()[seen]["time"]
-        for cost in self.costs:
-            cost.went_on = began - cost.time if cost.went_on is None else cost.went_on
+        for line in self._lines()[seen : seen + 1]:  # none if it was lost in its first round
+            for cost in self.costs:
+                cost.went_on = line["time"] - cost.time if cost.went_on is None else cost.went_on
 
     def _check_checkpoints(self) -> None:
         """None is half there, but for those that were damaged on purpose and not written again."""

@@ -25,8 +25,9 @@ Kind = Literal[
     *("kill", "lose_node", "freeze", "signal", "raise", "out_of_memory"),
     *("full_disk", "slow_disk", "shift_clock", "truncate"),
 ]
-Where = Literal["start", "step", "evaluation", "write", "pointer"]
-"""As the process starts; before a training step; as it reads out the test set; as it writes a
+Where = Literal["start", "step", "look", "evaluation", "write", "pointer"]
+"""As the process starts; before a training step; as it looks for the step-th time whether to pause
+(any kind of run, whatever the round); as it reads out the test set; as it writes a
 checkpoint's first file; when that is complete and `latest` is about to name it."""
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from fedcore import checkpoint_writer, evaluate
 from fedcore.checkpoint import candidates
 from fedcore.clients import group
+from fedcore.server import pause
 from launcher import main
 from tests.procs import faults
 from tests.procs.faults import Fault, Where
@@ -25,12 +26,14 @@ class Striker:
 
     def __init__(self, marks: Path, run_dir: Path, table: list[Fault]) -> None:
         self.marks, self.run_dir, self.table = marks, run_dir, table
-        self.round, self.step, self.folders = -1, -1, list[Path]()
+        self.round, self.step, self.looks = -1, -1, -1
+        self.folders = list[Path]()
         self.full: Path | None = None  # the checkpoint for which the disk is full
 
     def at(self, where: Where) -> list[Fault]:
         """The faults that strike here and now; those that end or change the process have."""
-        here = (self.round, self.step, len(self.folders))
+        round, step = (0, self.looks) if where == "look" else (self.round, self.step)
+        here = (round, step, len(self.folders))
         due = [f for f in self.table if f.where == where and f.is_at(*here)]
         facts = {"round": self.round, "step": self.step}
         due = [f for f in due if faults.strike_once(self.marks, f, **facts)]
@@ -63,6 +66,7 @@ class Striker:
         """Let the places of training and writing tell this of themselves."""
         group.ClientGroup.advance = self._around_round(group.ClientGroup.advance)
         group.local_step = self._around_step(group.local_step)
+        pause.Pauses.wish = self._around_look(pause.Pauses.wish)
         evaluate.Evaluator.__call__ = self._before("evaluation", evaluate.Evaluator.__call__)
         checkpoint_writer.save_file = self._around_file(checkpoint_writer.save_file)
         checkpoint_writer.write_atomically = self._around_pointer(
@@ -91,6 +95,14 @@ class Striker:
                 with no_more_memory():
                     return call(*args)
             return call(*args)
+
+        return wrapped
+
+    def _around_look(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(own: Any) -> Any:
+            self.looks += 1
+            self.at("look")
+            return call(own)
 
         return wrapped
 
