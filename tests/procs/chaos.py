@@ -79,6 +79,7 @@ class Chaos:
         self.words = (*WORDS, f"rounds={20 + count}", f"metrics.targets={self.targets}")
         self.costs: list[Cost] = []
         self._damaged: set[str] = set()  # checkpoints, on purpose
+        self._full: list[int] = []  # of each attempt: checkpoints that met a full disk
 
     def undisturbed(self) -> dict[str, Any]:
         """The summary of the run to which nothing happens."""
@@ -101,7 +102,7 @@ class Chaos:
         draw, ranks = self.draw, self.draw.choice((2, 2, 3))
         words = ["checkpoint.minutes=0.005"] if draw.random() < 0.5 else []  # within a round, too
         words += ["metrics.enabled=true"] if draw.random() < 0.1 else []
-        name, rank, later, nth = draw.choice(ENDINGS), *map(draw.randrange, (ranks, 2, 3))
+        name, rank, later, nth = draw.choice(ENDINGS), *map(draw.randrange, (ranks, 4, 3))
         number = draw.choice((signal.SIGTERM, signal.SIGUSR1))
         place = {"rank": rank, "round": self._place()[0] + later, "step": draw.randrange(14)}
         ending = {
@@ -122,7 +123,8 @@ class Chaos:
         seen, from_here = len(self._lines()), self._newest()
         process = attempt.table.start(attempt.ranks, self.run_dir, *self.words, *attempt.words)
         out = self._ended(process, attempt)
-        [struck], full = attempt.ending.struck(self.run_dir), self._told_full(attempt)
+        [struck] = attempt.ending.struck(self.run_dir)
+        full = sum(at is not None for at in attempt.full_disk.struck(self.run_dir))
         said = f"{attempt}\n{out[-3000:]}"
         assert struck is not None, said
         seconds, code = time.time() - struck["time"], runs.summary(self.run_dir)["exit_code"]
@@ -137,16 +139,20 @@ class Chaos:
         assert resumed == ([from_here.name] if from_here else []), said
         self._went_on(seen)
         self._check_checkpoints()
-        at = f"{struck['round']}.{struck['step']}"
-        self.costs.append(Cost(attempt.name, struck["time"], attempt.ranks, at, seconds, lost=lost))
+        self._full.append(full)
+        self._book(attempt, lost, seconds)
 
-    def _told_full(self, attempt: Attempt) -> int:
-        """How many checkpoints of the attempt met a full disk."""
-        struck = [at for at in attempt.full_disk.struck(self.run_dir) if at]
-        for at in struck:
-            place = f"{at['round']}.{at['step']}"
-            self.costs.append(Cost("full disk", at["time"], attempt.ranks, place, went_on=0.0))
-        return len(struck)
+    def _book(self, attempt: Attempt, lost: int, seconds: float) -> None:
+        """What a full disk and what ended the attempt cost."""
+        parts = (
+            (attempt.full_disk, "full disk", max(0, lost - 1)),
+            (attempt.ending, attempt.name, min(1, lost)),
+        )
+        for faults_of, name, rounds in parts:
+            for at in filter(None, faults_of.struck(self.run_dir)):
+                ended = seconds if faults_of is attempt.ending else None
+                place = f"{at['round'] + 1}.{at['step'] + 1}"
+                self.costs.append(Cost(name, at["time"], attempt.ranks, place, ended, lost=rounds))
 
     def _ended(self, process: subprocess.Popen[str], attempt: Attempt) -> str:
         """Its output, once no process of it is left.
@@ -178,9 +184,9 @@ class Chaos:
             newest = self._good()[0]
             faults.truncate(newest)
             self._damaged.add(newest.name)
-            lost = place[0] - self._place()[0]
-            assert lost <= 2, f"{lost} rounds between a checkpoint and the one before"
-            self.costs.append(Cost("truncated newest", time.time(), lost=lost))
+            lost = place[0] - self._place()[0]  # below 0: another one was newer, and not yet named
+            assert lost <= 1 + sum(self._full[-3:]), f"{lost} rounds from one to the one before"
+            self.costs.append(Cost("truncated newest", time.time(), lost=max(0, lost)))
 
     def _good(self) -> list[Path]:
         """The checkpoints that are whole, that to go on from first."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedcore import checkpoint_writer, evaluate
+from fedcore import checkpoint, checkpoint_writer, evaluate
 from fedcore.checkpoint import candidates
 from fedcore.clients import group
 from fedcore.server import pause
@@ -69,9 +69,7 @@ class Striker:
         pause.Pauses.wish = self._around_look(pause.Pauses.wish)
         evaluate.Evaluator.__call__ = self._before("evaluation", evaluate.Evaluator.__call__)
         checkpoint_writer.save_file = self._around_file(checkpoint_writer.save_file)
-        checkpoint_writer.write_atomically = self._around_pointer(
-            checkpoint_writer.write_atomically
-        )
+        checkpoint.to_disk = self._around_pointer(checkpoint.to_disk)
 
     def _before(self, where: Where, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **more: Any) -> Any:
@@ -123,10 +121,10 @@ class Striker:
         return wrapped
 
     def _around_pointer(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(path: Path, text: str) -> Any:
-            if path.name == "latest":
+        def wrapped(path: Path) -> Any:
+            if path.name.startswith(".latest"):  # written, and not yet renamed
                 self.at("pointer")
-            return call(path, text)
+            return call(path)
 
         return wrapped
 
