@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import time
@@ -80,6 +81,23 @@ def test_a_frozen_rank_is_found_and_another_number_of_ranks_goes_on(
     assert seconds_to_end(table, tmp_path / "run") < HEARTBEAT + SLACK
     assert proof(runs.completed(0, tmp_path / "run", *WORDS)) == undisturbed
     assert lines(tmp_path / "run", "resume")[0]["round"] >= 1, "one interval is lost at most"
+
+
+def test_a_run_that_is_suspended_as_a_whole_goes_on(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """As by `scontrol suspend`: nobody was lost, though nobody gave a sign of life for long."""
+    process = runs.start(2, tmp_path, *WORDS)
+    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 1, "a first round")
+    pids = list(runs.rank_pids(process.pid).values())
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2 * HEARTBEAT)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    out = runs.finish(process)
+    assert code_of(tmp_path, out) == 0
+    assert proof(runs.summary(tmp_path)) == undisturbed
 
 
 def test_a_rank_killed_in_a_round_of_hours_costs_minutes(tmp_path: Path) -> None:
