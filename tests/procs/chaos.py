@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +74,10 @@ class Attempt:
 class Chaos:
     """The run, the faults drawn for it, and what they cost."""
 
-    def __init__(self, folder: Path, seed: int, count: int) -> None:
+    def __init__(self, folder: Path, seed: int, count: int, words: Sequence[str] = ()) -> None:
         self.run_dir, self.targets = folder / "run", folder / "targets"
         self.draw, self.count = Random(seed), count
-        self.words = (*WORDS, f"rounds={20 + count}", f"metrics.targets={self.targets}")
+        self.words = (*WORDS, f"rounds={20 + count}", f"metrics.targets={self.targets}", *words)
         self.costs: list[Cost] = []
         self._damaged: set[str] = set()  # checkpoints, on purpose
         self._full: list[int] = []  # of each attempt: checkpoints that met a full disk
@@ -251,9 +252,10 @@ def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("words", nargs="*", help="other settings of the run, as a.b=value")
     given, began = parser.parse_args(words), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        chaos = Chaos(Path(folder), given.seed, given.faults)
+        chaos = Chaos(Path(folder), given.seed, given.faults, given.words)
         wanted = chaos.undisturbed()
         try:
             found = chaos()

@@ -79,7 +79,7 @@ def test_a_full_disk_is_told_and_loses_nothing(small_disk: Path) -> None:
     """Room for the first checkpoints, not for all: the run goes on and completes."""
     words = ("--config", "smoke", "--set", "checkpoint.keep=10", "rounds=4")
     out = runs.run(0, small_disk / "run", *words)
-    assert "no checkpoint of round" in out
+    assert "no checkpoint round_0000" in out
     assert "Older ones stay" in out
     found = runs.summary(small_disk / "run")
     assert found["status"] == "completed"

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -163,12 +164,12 @@ def mark_of(fault: Fault) -> str:
 def strike_once(marks: Path, fault: Fault, **facts: Any) -> bool:
     """Leave the mark; False if it is there already."""
     file = marks / f"{mark_of(fault)}.json"
+    whole = marks / f".{os.getpid()}-{threading.get_ident()}"
+    whole.write_text(json.dumps({"time": time.time(), "pid": os.getpid()} | facts))
     try:
-        handle = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        os.link(whole, file)  # not a rename, which would replace; a reader sees all of it
     except FileExistsError:
         return False
-    os.write(handle, json.dumps({"time": time.time(), "pid": os.getpid()} | facts).encode())
-    os.close(handle)
     return True
 
 
