@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -188,7 +189,7 @@ class Checkpoints:
         index = {"format": FORMAT, "files": files, "facts": facts}
         write_atomically(part / "index.json", json.dumps(index, indent=1))
         to_disk(part)
-        shutil.rmtree(final, ignore_errors=True)
+        _remove(final)
         part.rename(final)
         write_atomically(self.folder / "latest", final.name)
         self._point_at_best(final.name, contents.score)
@@ -212,10 +213,19 @@ class Checkpoints:
         best = pointed_at(self.folder / "best") if self.keep_best else ""
         for old in complete[: -self.keep]:
             if old.name != best:
-                shutil.rmtree(old, ignore_errors=True)
+                _remove(old)
         for left in self.folder.glob(f".{self.unit}_*.part"):
             shutil.rmtree(left, ignore_errors=True)
         remove_halves(self.folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint at once: a process that is killed meanwhile leaves no half of it."""
+    gone = folder.with_name(f".{folder.name}.gone.part")
+    shutil.rmtree(gone, ignore_errors=True)
+    with suppress(OSError):  # it was not there
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _marker(device: torch.device) -> Callable[[], Any]:
