@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,8 +24,8 @@ from fedcore.errors import FedError
 from fedcore.telemetry.jsonl import read_events
 from launcher.rundir import alone_in
 from tests.procs import faults, runs
+from tests.procs.chaos_draw import Attempt, drawn
 from tests.procs.chaos_table import Cost, show
-from tests.procs.faults import Faults
 
 HEARTBEAT = 3  # seconds
 SLACK = 10  # seconds after that until all ranks have ended, on a busy machine
@@ -34,41 +33,7 @@ START = 90  # seconds from the command until its fault strikes, at most
 WORDS = ("--config", "smoke", "--set", "clients.local_epochs=1", "clients.batch_size=32")
 WORDS += ("evaluate.every=5", f"server.heartbeat={HEARTBEAT}", "checkpoint.keep=3")
 PROOF = ("prototypes_sha256", "parameters_sha256", "accuracy")
-ENDINGS = (
-    "kill",
-    "kill",
-    "stop",
-    "stop",
-    "freeze",
-    "lose node",
-    "kill in write",
-    "kill at pointer",
-)
 GARBAGE = (b"", b"round_99999", b"\0\xff" * 40, b"../" * 9)  # in a pointer
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One start of the command, and what is to happen in it."""
-
-    ranks: int
-    words: tuple[str, ...]
-    name: str  # of what ends it
-    ending: Faults
-    full_disk: Faults  # which does not end it
-
-    @property
-    def table(self) -> Faults:
-        return Faults(self.ending.table + self.full_disk.table)
-
-    def fine(self, full: int) -> tuple[set[int], int]:
-        """Exit codes, and finished rounds that may be lost, if so many checkpoints met a full disk.
-
-        One interval at most: what was done since the last checkpoint that was complete.
-        """
-        if self.name == "stop":  # a stop that cannot be saved is told by its code
-            return ({75, 2}, 1 + full) if full else ({75}, 0)
-        return {5}, 1 + full
 
 
 class Chaos:
@@ -89,7 +54,7 @@ class Chaos:
     def __call__(self) -> dict[str, Any]:
         """The summary of the run, once it has met all faults."""
         while len(self.costs) < self.count:
-            self._meet(self._drawn())
+            self._meet(drawn(self.draw, self._place()[0]))
             if len(self.costs) < self.count:
                 self._damage()
         seen = len(self._lines())
@@ -97,25 +62,6 @@ class Chaos:
         self._went_on(seen)
         self._check_checkpoints()
         return found
-
-    def _drawn(self) -> Attempt:
-        """On how many ranks, how it ends, and whether the disk is full once before that."""
-        draw, ranks = self.draw, self.draw.choice((2, 2, 3))
-        words = ["checkpoint.minutes=0.005"] if draw.random() < 0.5 else []  # within a round, too
-        words += ["metrics.enabled=true"] if draw.random() < 0.1 else []
-        name, rank, later, nth = draw.choice(ENDINGS), *map(draw.randrange, (ranks, 4, 3))
-        number = draw.choice((signal.SIGTERM, signal.SIGUSR1))
-        place = {"rank": rank, "round": self._place()[0] + later, "step": draw.randrange(14)}
-        ending = {
-            "kill": lambda: Faults().kill(**place),
-            "stop": lambda: Faults().signal(number=number, **place),
-            "freeze": lambda: Faults().freeze(**place),
-            "lose node": lambda: Faults().lose_node(**place),
-            "kill in write": lambda: Faults().kill(rank=rank, where="write", checkpoint=nth + 1),
-            "kill at pointer": lambda: Faults().kill(rank=0, where="pointer", checkpoint=nth + 1),
-        }[name]()
-        disk = Faults().full_disk(rank=draw.randrange(ranks), checkpoint=1 + draw.randrange(2))
-        return Attempt(ranks, tuple(words), name, ending, disk if draw.random() < 0.4 else Faults())
 
     def _meet(self, attempt: Attempt) -> None:
         """Start it, wait until its fault has ended it, and look at what is left."""
@@ -261,6 +207,8 @@ def main(words: list[str] | None = None) -> None:
             found = chaos()
         finally:
             print(show(chaos.costs), flush=True)
+            for left in alive(chaos.run_dir):  # of an attempt that was not as it should be
+                os.kill(int(left.split()[1]), signal.SIGKILL)
         lines = [x["round"] for x in chaos._lines() if x["event"] == "round"]
         assert {k: found[k] for k in PROOF} == {k: wanted[k] for k in PROOF}
         assert not chaos.left_behind(), chaos.left_behind()
