@@ -14,7 +14,7 @@ ROOT       := $(filter 0,$(shell id -u))
 DESELECT   := not gpu and not slurm$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check law procs cluster golden golden-update gpu format bench bench-lm bench-scrape bench-checkpoint dash clean
+.PHONY: help setup run smoke test check law procs cluster chaos golden golden-update gpu format bench bench-lm bench-scrape bench-checkpoint dash clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ procs: $(READY) ## tests with real processes
 cluster: $(READY) ## tests that start servers: Prometheus and Alertmanager, a Slurm cluster (root)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "procs and prometheus" tests/deploy $(ARGS)
 	$(BIN)/python -m pytest --numprocesses=2 -m slurm tests/slurm $(ARGS)
+
+chaos: $(READY) ## 50 random faults in one long tiny training (FAULTS=50 SEED=1)
+	$(BIN)/python -m tests.procs.chaos --faults $(or $(FAULTS),50) --seed $(or $(SEED),1)
 
 golden: $(READY) ## has training changed? 30 steps of every algorithm in fp64
 	$(BIN)/python -m pytest tests/golden

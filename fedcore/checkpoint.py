@@ -30,9 +30,20 @@ DIGITS = {"round": 5, "step": 8}
 def write_atomically(path: Path, text: str) -> None:
     """Write a small text file so that a reader sees the old one or the new one."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    to_disk(part)
-    part.replace(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        to_disk(part)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def remove_halves(folder: Path) -> None:
+    """Remove what `write_atomically` left in there when its process was killed."""
+    for file in folder.glob(".*.*"):
+        if file.suffix[1:].isdigit() and file.is_file():
+            file.unlink(missing_ok=True)
 
 
 def to_disk(path: Path) -> None:

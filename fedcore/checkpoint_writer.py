@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from fedcore.checkpoint import (
     FORMAT,
     Checkpoint,
     pointed_at,
+    remove_halves,
     sha256_of,
     to_disk,
     write_atomically,
@@ -188,11 +190,11 @@ class Checkpoints:
         index = {"format": FORMAT, "files": files, "facts": facts}
         write_atomically(part / "index.json", json.dumps(sealed(index), indent=1))
         to_disk(part)
-        shutil.rmtree(final, ignore_errors=True)
+        _remove(final)
         part.rename(final)
         write_atomically(self.folder / "latest", final.name)
         self._point_at_best(final.name, contents.score)
-        self._forget()
+        self._forget(final.name)
 
     def _point_at_best(self, name: str, score: float | None) -> None:
         """Let `best` name this one if its score is higher than that of the one it names."""
@@ -202,15 +204,29 @@ class Checkpoints:
         if before is None or score > before:
             write_atomically(self.folder / "best", name)
 
-    def _forget(self) -> None:
-        """Remove all but the newest `keep`, and the best; and what dead writers left."""
-        complete = sorted(p for p in self.folder.glob(f"{self.unit}_*") if p.is_dir())
+    def _forget(self, newest: str) -> None:
+        """Remove all but the newest `keep`, and the best; and what dead writers left.
+
+        Later ones than the newest stay: the run went back behind them, and writes them anew.
+        """
+        found = sorted(p for p in self.folder.glob(f"{self.unit}_*") if p.is_dir())
+        complete = [folder for folder in found if folder.name <= newest]
         best = pointed_at(self.folder, "best") if self.keep_best else ""
         for old in complete[: -self.keep]:
             if old.name != best:
-                shutil.rmtree(old, ignore_errors=True)
+                _remove(old)
         for left in self.folder.glob(f".{self.unit}_*.part"):
             shutil.rmtree(left, ignore_errors=True)
+        remove_halves(self.folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint at once: a process that is killed meanwhile leaves no half of it."""
+    gone = folder.with_name(f".{folder.name}.gone.part")
+    shutil.rmtree(gone, ignore_errors=True)
+    with suppress(OSError):  # it was not there
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _marker(device: torch.device) -> Callable[[], Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fedcore.checkpoint import write_atomically
+from fedcore.checkpoint import remove_halves, write_atomically
 from fedcore.checkpoint_writer import Checkpoints, Unit
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, StorageError
@@ -126,6 +126,7 @@ class RunDir:
             make_private(self.path)
             _HELD[self.path] = alone_in(self.path)  # until `release`, or this process ends
             (self.path / "summary.json").unlink(missing_ok=True)
+            remove_halves(self.path)
             write_atomically(self.path / "config.yaml", config.dump())
             facts = json.dumps(environment(world), indent=1) + "\n"
             write_atomically(self.path / "environment.json", facts)

@@ -7,8 +7,10 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -209,12 +211,40 @@ def _connect(place: Place, timeout: float) -> Store:
     prefix every rank would try to reach those.
     """
     serves = not place.hosted and place.rank == 0
-    wait = timedelta(seconds=timeout)
+    limit = timedelta(seconds=timeout)
+
+    def connect() -> Store:
+        return TCPStore(place.address, place.port, None, serves, limit, multi_tenant=True)
+
     try:
-        store = TCPStore(place.address, place.port, None, serves, wait, multi_tenant=True)
+        store = _answer(connect, timeout + 5)
     except (RuntimeError, OSError) as error:
-        raise CollectiveError("rendezvous", place.rank, str(error).splitlines()[0]) from error
+        reason = str(error).splitlines()[0]
+        if "EADDRINUSE" in reason:
+            want = "a port that no other program has"
+            raise ConfigError("MASTER_PORT", place.port, want, "another one") from error
+        raise CollectiveError("rendezvous", place.rank, reason) from error
+    if store is None:
+        silent = f"what has port {place.port} of {place.address} is no store and says nothing"
+        raise CollectiveError("rendezvous", place.rank, silent)
     return PrefixStore(f"attempt{place.attempt}", store)
+
+
+def _answer(act: Callable[[], Store], patience: float) -> Store | None:
+    """The store that it connects to; None after so many seconds.
+
+    The store's own limit does not hold while a stranger on its port accepts and never answers.
+    """
+    over: Future[Store] = Future()
+
+    def work() -> None:
+        try:
+            over.set_result(act())
+        except Exception as error:
+            over.set_exception(error)
+
+    threading.Thread(target=work, name="rendezvous", daemon=True).start()
+    return over.result() if wait([over], patience).done else None
 
 
 def _join_group(place: Place, device: torch.device, store: Store, timeout: float) -> None:

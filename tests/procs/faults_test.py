@@ -1,212 +1,159 @@
-"""Does every rank end, soon, with the right code and words, when something goes wrong?"""
+"""Does a run survive lost ranks and signals: at most one interval lost, and the same bits?"""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.procs import runs
+from fedcore.checkpoint import Checkpoint
+from tests.procs import faults, runs
+from tests.procs.after import (
+    ENDLESS,
+    HEARTBEAT,
+    SLACK,
+    WORDS,
+    code_of,
+    lines,
+    proof,
+    seconds_to_end,
+)
+from tests.procs.faults import Faults
 
 pytestmark = pytest.mark.procs
 
-LONG = ("--config", "smoke", "--set", "rounds=400")
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run leaves to which nothing happens."""
+    return proof(runs.completed(0, tmp_path_factory.mktemp("undisturbed") / "run", *WORDS))
 
 
-def test_a_rank_killed_within_a_round_ends_all_others(tmp_path: Path) -> None:
-    """The other ranks are in the middle of a long round: the heartbeat must tell them."""
-    words = (*LONG, "clients.local_epochs=3000", "server.heartbeat=4", "metrics.linger=0")
-    process = runs.start(3, tmp_path, *words, torchrun=("--shutdown-timeout=60",))
-    runs.wait_for(lambda: (tmp_path / "prometheus_targets.json").is_file(), "the run to begin")
-    time.sleep(1)
-    pids = runs.rank_pids(process.pid)
-    os.kill(pids[1], signal.SIGKILL)
-    began = time.monotonic()
-    out = runs.finish(process, limit=60)
-    assert time.monotonic() - began < 30
-    assert runs.summary(tmp_path)["exit_code"] == 5, out[-3000:]
-    assert "no sign of life" in out
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
-
-
-def test_a_frozen_rank_ends_all_others(tmp_path: Path) -> None:
-    words = (*LONG, "server.heartbeat=4")
-    process = runs.start(2, tmp_path, *words, torchrun=("--shutdown-timeout=3",))
-    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 1, "a first round")
-    os.kill(runs.rank_pids(process.pid)[1], signal.SIGSTOP)
-    out = runs.finish(process, limit=60)
-    assert runs.summary(tmp_path)["exit_code"] == 5
-    assert "rank 1 gave no sign of life for 4 s" in out
-
-
-def test_torchrun_restarts_from_the_checkpoint(tmp_path: Path) -> None:
-    words = ("--config", "smoke", "--set", "rounds=6", "clients.local_epochs=6")
-    process = runs.start(2, tmp_path, *words, torchrun=("--max-restarts=1",))
-    latest = tmp_path / "checkpoints" / "latest"
-    runs.wait_for(latest.is_file, "a first checkpoint")
-    os.kill(runs.rank_pids(process.pid)[1], signal.SIGKILL)
-    out = runs.finish(process)
-    assert process.returncode == 0, out[-3000:]
-    assert runs.summary(tmp_path)["status"] == "completed"
-    events = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert next(e["round"] for e in events if e["event"] == "resume") >= 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_stops_with_a_checkpoint_and_the_same_command_goes_on(
-    number: signal.Signals, tmp_path: Path
+def test_torchrun_restarts_a_run_until_it_is_through(
+    undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
-    words = (*LONG, "checkpoint.every=1000")
-    process = runs.start(0, tmp_path, *words)
-    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 2, "two rounds")
-    process.send_signal(number)
-    out = runs.finish(process, limit=30)
-    assert process.returncode == 75, out[-3000:]
-    stopped = runs.summary(tmp_path)
-    assert (stopped["status"], stopped["exit_code"]) == ("stopped", 75)
-    assert (tmp_path / "checkpoints" / "latest").is_file()
-    again = runs.start(0, tmp_path, *words)
-    runs.wait_for(lambda: runs.rounds_done(tmp_path) > stopped["rounds"], "a further round")
-    again.send_signal(number)
-    runs.finish(again, limit=30)
-    assert runs.summary(tmp_path)["rounds"] > stopped["rounds"]
+    """A rank dies in a round, then one that has not yet named the checkpoint it has written."""
+    table = Faults().kill(rank=1, round=1, step=3)
+    table = table.kill(rank=0, where="pointer", checkpoint=2).truncate_newest()
+    out = table.run(2, tmp_path / "run", *WORDS, torchrun=("--max-restarts=2",))
+    assert all(table.struck(tmp_path / "run")), out[-3000:]
+    assert code_of(tmp_path / "run", out) == 0
+    assert "does not match its sha256" in out
+    assert "passing over round_0000" in out
+    assert proof(runs.summary(tmp_path / "run")) == undisturbed
+    assert lines(tmp_path / "run", "resume")
 
 
-def test_torchrun_forwards_sigterm_to_all_ranks(tmp_path: Path) -> None:
-    process = runs.start(2, tmp_path, *LONG)
+def test_a_frozen_rank_is_found_and_another_number_of_ranks_goes_on(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    table = Faults().freeze(rank=0, round=2, step=3)
+    out = table.run_frozen(2, tmp_path / "run", *WORDS)
+    assert code_of(tmp_path / "run", out) == 5
+    assert f"rank 0 gave no sign of life for {HEARTBEAT} s" in out
+    assert seconds_to_end(table, tmp_path / "run") < HEARTBEAT + SLACK
+    assert proof(runs.completed(0, tmp_path / "run", *WORDS)) == undisturbed
+    assert lines(tmp_path / "run", "resume")[0]["round"] >= 1, "one interval is lost at most"
+
+
+def test_a_run_that_is_suspended_as_a_whole_goes_on(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """As by `scontrol suspend`: nobody was lost, though nobody gave a sign of life for long."""
+    process = runs.start(2, tmp_path, *WORDS)
     runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 1, "a first round")
-    process.terminate()
-    out = runs.finish(process, limit=60)
-    assert runs.summary(tmp_path)["exit_code"] == 75, out[-3000:]
-
-
-def test_a_nan_loss_stops_all_ranks_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    words = ("--config", "smoke", "--set", "rounds=3")
-    runs.completed(2, tmp_path / "good", *words)
-    out = runs.run(2, tmp_path / "bad", *words, "--set", "clients.lr=1e38", "clients.max_norm=1e38")
-    found = runs.summary(tmp_path / "bad")
-    assert (found["status"], found["exit_code"]) == ("diverged", 4), out[-3000:]
-    assert "diverged in round 1:" in out
-    assert "client" in found["message"]
-    good = tmp_path / "good" / "checkpoints" / "round_00003"
-    assert (good / "index.json").is_file()
-
-
-def test_a_resume_with_a_changed_configuration_lists_the_changed_keys(tmp_path: Path) -> None:
-    runs.completed(0, tmp_path, "--config", "smoke")
-    before = (tmp_path / "summary.json").read_text()
-    process = runs.start(0, tmp_path, "--config", "smoke", "--set", "clients.lr=0.1", "seed=3")
+    pids = list(runs.rank_pids(process.pid).values())
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2 * HEARTBEAT)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
     out = runs.finish(process)
-    assert process.returncode == 2
-    assert "clients.lr: 0.05 -> 0.1" in out
-    assert "seed: 0 -> 3" in out
-    assert (tmp_path / "summary.json").read_text() == before
+    assert code_of(tmp_path, out) == 0
+    assert proof(runs.summary(tmp_path)) == undisturbed
 
 
-def test_a_completed_run_is_not_run_again_unless_asked(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    runs.completed(0, run, "--config", "smoke")
-    out = runs.run(0, run, "--config", "smoke")
-    assert "completed" in out
-    runs.completed(0, run, "--config", "smoke", "--resume", "never")
-    assert (tmp_path / "run.1" / "summary.json").is_file()
+def test_a_rank_killed_in_a_round_of_hours_costs_minutes(tmp_path: Path) -> None:
+    """The other one is hours from the next collective, but for checkpoints within the round."""
+    table, run_dir = Faults().kill(rank=1, round=0, step=400), tmp_path / "run"
+    minutes = 0.02
+    ranks = table.by_hand(2, run_dir, *ENDLESS, f"checkpoint.minutes={minutes}")
+    out = runs.finish(ranks[0], limit=60)
+    runs.finish(ranks[1])
+    assert ranks[0].returncode == 5, out[-3000:]
+    assert "A rank was lost" in out
+    assert seconds_to_end(table, run_dir) < HEARTBEAT + SLACK
+    newest = Checkpoint(faults.checkpoints(run_dir)[-1])
+    newest.verify()
+    [struck] = table.struck(run_dir)
+    assert struck is not None
+    assert newest.facts["within"]
+    assert struck["time"] - newest.facts["saved"] < 60 * minutes + SLACK
 
 
-def test_a_run_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    process = runs.start(2, tmp_path / "file" / "run", "--config", "smoke")
-    out = runs.finish(process)
-    assert process.returncode != 0
-    assert "cannot write" in out
-    assert "another --run-dir" in out
+def test_a_defect_on_one_rank_ends_all_with_its_words(tmp_path: Path) -> None:
+    table, run_dir = Faults().fail(rank=1, round=0, step=20), tmp_path / "run"
+    ranks = table.by_hand(2, run_dir, *ENDLESS)
+    out, _ = runs.finish(ranks[0], limit=60), runs.finish(ranks[1], limit=10)
+    assert [rank.returncode for rank in ranks] == [1, 1], out[-3000:]
+    assert "rank 1 failed: ArithmeticError: a fault in the loss" in out
+    assert seconds_to_end(table, run_dir) < SLACK
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path):
-    """A file system of 1 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+def test_a_lost_node_ends_the_other_and_both_go_on(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two agents of one rank; that of rank 1 is killed with it, in the second attempt rank 0's,
+    which has the rendezvous store."""
+    run_dir = tmp_path / "run"
+    table = Faults().lose_node(rank=1, round=1, step=3).lose_node(rank=0, round=2, step=3)
+    for lost in (1, 0, None):
+        port = runs.free_port()
+        meeting = ("--nnodes=2", "--master_addr=127.0.0.1", f"--master_port={port}")
+        agents = [
+            table.start(1, run_dir, *WORDS, torchrun=(*meeting, f"--node_rank={node}"))
+            for node in range(2)
+        ]
+        out = runs.finish(agents[1 if lost is None else 1 - lost], limit=60)
+        for agent in agents:
+            runs.finish(agent, limit=20)
+        assert code_of(run_dir, out) == (0 if lost is None else 5)
+        if lost is not None:
+            assert seconds_to_end(table, run_dir) < HEARTBEAT + SLACK
+    assert all(table.struck(run_dir))
+    assert proof(runs.summary(run_dir)) == undisturbed
 
 
-@pytest.mark.root
-def test_a_full_disk_is_told_and_loses_nothing(small_disk: Path) -> None:
-    """Room for the first checkpoints, not for all: the run goes on and completes."""
-    words = ("--config", "smoke", "--set", "checkpoint.keep=10", "rounds=4")
-    out = runs.run(0, small_disk / "run", *words)
-    assert "no checkpoint of round" in out
-    assert "Older ones stay" in out
-    found = runs.summary(small_disk / "run")
-    assert found["status"] == "completed"
-    kept = (small_disk / "run" / "checkpoints" / "latest").read_text()
-    assert (small_disk / "run" / "checkpoints" / kept / "index.json").is_file()
+def test_signals_to_one_rank_stop_all_within_the_round(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """3 ranks, then 2, then 1; while they write the signal comes again; a stop during evaluation;
+    a checkpoint of the middle of a round that is damaged."""
+    run_dir = tmp_path / "run"
+    table = Faults().signal(rank=2, round=1, step=3, number=signal.SIGTERM)
+    again = {"where": "write", "number": signal.SIGTERM}
+    table = table.signal(rank=0, checkpoint=2, **again).signal(rank=1, checkpoint=2, **again)
+    out = table.run(3, run_dir, *WORDS)
+    assert code_of(run_dir, out) == 75
+    assert all(table.struck(run_dir))
+    assert "stopped on request in round 2" in out
+    assert seconds_to_end(table, run_dir) < SLACK
+    newest = faults.checkpoints(run_dir)[-1]
+    assert newest.name == "round_00001.0001"
 
+    table = Faults().signal(rank=1, where="evaluation", round=1, number=signal.SIGUSR1)
+    out = table.run(2, run_dir, *WORDS)
+    assert code_of(run_dir, out) == 75
+    assert lines(run_dir, "resume")[-1]["checkpoint"].endswith(newest.name)
+    assert "stopped on request" in out
 
-def test_a_corrupted_shard_ends_all_ranks_naming_it(tmp_path: Path) -> None:
-    words = ("--config", "smoke", "--set", f"data.store={tmp_path}/store")
-    runs.completed(0, tmp_path / "first", *words)
-    tar = next((tmp_path / "store").rglob("client_00002/*.tar"))
-    damaged = bytearray(tar.read_bytes())
-    damaged[2000] ^= 1
-    tar.write_bytes(damaged)
-    out = runs.run(2, tmp_path / "second", *words)
-    found = runs.summary(tmp_path / "second")
-    assert found["exit_code"] == 3, out[-3000:]
-    assert "client_00002/00000.tar" in found["message"]
-    assert "sha256" in found["message"]
-
-
-def test_wrong_words_end_with_code_2_and_one_message(tmp_path: Path) -> None:
-    process = runs.start(2, tmp_path, "--config", "smoke", "--set", "clients.cuont=3")
-    out = runs.finish(process)
-    assert out.count("clients.cuont") == 1
-    assert "Try clients.count" in out
-    alone = runs.start(0, tmp_path, "--set", "data.alpha=0")
-    runs.finish(alone)
-    assert alone.returncode == 2
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("clients.width=4",), ("precision=bf16",), ("precision=fp64", "model.feature_dim=12")],
-    ids=["lanes", "bf16", "fp64"],
-)
-def test_settings_that_change_how_a_run_computes(words: tuple[str, ...], tmp_path: Path) -> None:
-    found = runs.completed(0, tmp_path, "--config", "smoke", "--set", *words)
-    assert found["accuracy"]["output_ensemble"] > 0.8
-
-
-def test_clients_without_samples_or_with_one_class_are_named_and_trained(tmp_path: Path) -> None:
-    words = ("--config", "smoke", "--set", "clients.count=40", "data.alpha=0.005", "rounds=1")
-    out = runs.run(3, tmp_path, *words)
-    found = runs.summary(tmp_path)
-    assert found["status"] == "completed", out[-3000:]
-    assert "clients without samples, left out: " in out
-    assert "clients with one class only: " in out
-    clients = [
-        json.loads(line)
-        for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
-        if '"event": "client"' in line
-    ]
-    assert 0 < len(clients) < 40
-    assert all(c["base_loss"] is not None for c in clients)
-
-
-def test_a_second_job_in_the_same_run_directory_is_refused(tmp_path: Path) -> None:
-    first = runs.start(0, tmp_path, *LONG)
-    runs.wait_for(lambda: runs.rounds_done(tmp_path) >= 1, "a first round")
-    for words in ((), ("--resume", "never")):
-        second = runs.start(0, tmp_path, *LONG, *words)
-        out = runs.finish(second)
-        assert second.returncode == 2
-        assert "no running job" in out
-    first.terminate()
-    runs.finish(first, limit=30)
-    assert runs.summary(tmp_path)["exit_code"] == 75
+    table = Faults().signal(rank=0, round=2, step=3, number=signal.SIGUSR1).truncate_newest()
+    assert code_of(run_dir, table.run(2, run_dir, *WORDS)) == 75
+    faults.truncate(faults.checkpoints(run_dir)[-1])
+    out = runs.run(0, run_dir, *WORDS)
+    assert "passing over round_00002.0001" in out
+    assert proof(runs.summary(run_dir)) == undisturbed

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +18,36 @@ MAIN = str(ROOT / "launcher" / "main.py")
 LIMIT = 120  # seconds a run may take before the test fails
 
 
-def command(ranks: int, run_dir: Path, *words: str, torchrun: tuple[str, ...] = ()) -> list[str]:
-    """The command of a run on `ranks` ranks (0 = plain python, without torchrun)."""
+def command(
+    ranks: int, run_dir: Path, *words: str, torchrun: tuple[str, ...] = (), main: str = MAIN
+) -> list[str]:
+    """The command of a run on `ranks` ranks (0 = plain python, without torchrun).
+
+    torchrun: more words for it; with a `--master_port` it is not `--standalone`.
+    """
     own = ["--run-dir", str(run_dir), "--set", "metrics.port=0", "metrics.targets=null"]
     if not any(word.startswith("metrics.") for word in words):  # a process less for each rank
         own.append("metrics.enabled=false")
     own += words
     if ranks == 0:
-        return [sys.executable, MAIN, *own]
-    agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", *torchrun]
-    return [sys.executable, *agent, MAIN, *own]
+        return [sys.executable, main, *own]
+    meeting = [] if any(w.startswith("--master") for w in torchrun) else ["--standalone"]
+    agent = ["-m", "torch.distributed.run", *meeting, f"--nproc_per_node={ranks}", *torchrun]
+    return [sys.executable, *agent, main, *own]
 
 
 def start(
-    ranks: int, run_dir: Path, *words: str, torchrun: tuple[str, ...] = ()
+    ranks: int,
+    run_dir: Path,
+    *words: str,
+    torchrun: tuple[str, ...] = (),
+    main: str = MAIN,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
-    """A run in the background, in a process group of its own."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    """A run in the background, in a process group of its own; env: variables besides ours."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     return subprocess.Popen(
-        command(ranks, run_dir, *words, torchrun=torchrun),
+        command(ranks, run_dir, *words, torchrun=torchrun, main=main),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -43,6 +55,13 @@ def start(
         env=env,
         start_new_session=True,
     )
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def finish(process: subprocess.Popen[str], limit: float = LIMIT) -> str:

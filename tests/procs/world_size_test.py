@@ -46,11 +46,8 @@ def test_world_sizes_agree(ranks: int, words: tuple[str, ...], alone: dict, tmp_
     assert {k: found[k] for k in PROOF} == {k: alone[words][k] for k in PROOF}
 
 
-@pytest.mark.parametrize("words", [ONE_SHOT, FEDAVG], ids=["one_shot", "fedavg"])
-def test_a_killed_rank_and_a_resume_on_other_ranks_agree(
-    words: tuple[str, ...], alone: dict, tmp_path: Path
-) -> None:
-    process = runs.start(2, tmp_path, *words)
+def test_a_killed_rank_and_a_resume_on_other_ranks_agree(alone: dict, tmp_path: Path) -> None:
+    process = runs.start(2, tmp_path, *FEDAVG)
     latest = tmp_path / "checkpoints" / "latest"
     runs.wait_for(latest.is_file, "a first checkpoint")
     os.kill(runs.rank_pids(process.pid)[1], signal.SIGKILL)
@@ -59,6 +56,6 @@ def test_a_killed_rank_and_a_resume_on_other_ranks_agree(
     assert broken["status"] == "failed", out[-3000:]
     assert broken["exit_code"] == 5
     assert "run the same command again" in out
-    found = runs.completed(4, tmp_path, *words)
-    assert {k: found[k] for k in PROOF} == {k: alone[words][k] for k in PROOF}
+    found = runs.completed(4, tmp_path, *FEDAVG)
+    assert {k: found[k] for k in PROOF} == {k: alone[FEDAVG][k] for k in PROOF}
     assert "resume" in (tmp_path / "metrics.jsonl").read_text()

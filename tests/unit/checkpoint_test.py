@@ -203,7 +203,34 @@ def test_those_within_a_round_come_after_its_start_and_before_its_end(tmp_path: 
     assert names == ["round_00008", "round_00007.0011", "round_00007.0002", "round_00007"]
 
 
+def test_a_run_that_went_back_keeps_what_it_writes(tmp_path: Path) -> None:
+    """Later ones, damaged or given up, are no reason to remove the new ones."""
+    for round in (1, 2, 3, 8, 9):
+        save(tmp_path, round, keep=9)
+    save(tmp_path, 4)
+    names = [p.name for p in candidates(tmp_path)]
+    assert names == ["round_00004", "round_00009", "round_00008", "round_00003"]
+
+
+def test_a_writer_that_dies_as_it_removes_an_old_one_leaves_no_half(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    save(tmp_path, 1, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_writer.shutil, "rmtree", half_of_rmtree)
+        save(tmp_path, 2, keep=1)
+    assert [p.name for p in tmp_path.glob("round_*")] == ["round_00002"]
+    save(tmp_path, 3, keep=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "round_00003"]
+
+
+def half_of_rmtree(folder: Path, ignore_errors: bool) -> None:
+    for file in sorted(folder.glob("*"))[:1]:
+        file.unlink()
+
+
 def test_what_a_dead_writer_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".round_00003.part").mkdir()
+    (tmp_path / ".latest.12345").write_text("round_0")
     save(tmp_path, 4)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "round_00004"]
