@@ -8,6 +8,7 @@ their own.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import time
@@ -41,6 +42,9 @@ def _empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 
+
+UMASK = os.umask(0)
+os.umask(UMASK)  # there is no other way to look at it
 
 Tensors = Mapping[str, Tensor]
 Unit = Literal["round", "step"]
@@ -264,6 +268,7 @@ def _guard(path: Path, act: Callable[[], None]) -> None:
 
 def _store(file: Path, tensors: Tensors) -> None:
     save_file(_home(tensors), file)
+    file.chmod(0o666 & ~UMASK)  # it comes as the owner's alone, whatever the run directory is
     to_disk(file)
 
 

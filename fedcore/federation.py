@@ -99,11 +99,12 @@ class Federation:
         with self.saving:
             for round in range(self.outcome.rounds, self.config.rounds):
                 self._round(round)
-                if (round + 1) % self.config.checkpoint.every == 0 or self._last(round):
+                if (round + 1) % self.config.checkpoint.every == 0 and not self._last(round):
                     with self._phase("checkpoint"):
                         self.saving.start(self._contents, round + 1)
                 self.saving.settle(0)
-            self.saving.settle()
+            with self._phase("checkpoint"):
+                self.saving.finish(self._contents, self.config.rounds)  # else its result is lost
             self._sign()
         return self.outcome
 

@@ -8,13 +8,22 @@ from typing import Any
 from fedcore.checkpoint import Checkpoint, candidates, pointed_at, sha256_of
 from fedcore.errors import ConfigError, FedError
 from fedcore.files import inside
+from fedcore.telemetry.telemetry import to_stderr
 
 WANT = "a checkpoint, or a run directory with a whole one"
 EXAMPLE = "runs/.../checkpoints/round_00010"
 
 
+def _meant(place: Path) -> Path:
+    """The checkpoint that a pointer file names, where one is given; `ConfigError` for nothing."""
+    if not place.exists():
+        raise ConfigError("CHECKPOINT", str(place), "a path that exists", EXAMPLE)
+    return place.parent / pointed_at(place.parent, place.name) if place.is_file() else place
+
+
 def all_in(place: Path) -> list[Path]:
     """The checkpoint that `place` is, or all of a run, the oldest first; else `ConfigError`."""
+    place = _meant(place)
     if (place / "index.json").is_file():
         return [place]
     found = sorted(candidates(place / "checkpoints"))
@@ -28,6 +37,7 @@ def chosen(place: Path, best: bool = False) -> Path:
 
     Raises `ConfigError` if there is none.
     """
+    place = _meant(place)
     if (place / "index.json").is_file():
         return place
     folder = place / "checkpoints"
@@ -45,14 +55,20 @@ def newest_good(run: Path, *, between: bool = False) -> Path:
 
     between: of those that lie between two rounds.
     """
+    unfinished = ""
     for folder in candidates(run / "checkpoints"):
         try:
             held = Checkpoint(folder)
             held.verify()
-        except FedError:
+        except FedError as error:
+            to_stderr(f"{error}; passing over {folder.name}")
             continue
         if not (between and is_within(held)):
             return folder
+        unfinished = folder.name
+    if unfinished:
+        want = f"a checkpoint between two rounds: the run stopped within its first ({unfinished})"
+        raise ConfigError("CHECKPOINT", str(run), want, "going on with the run")
     raise ConfigError("CHECKPOINT", str(run), WANT, EXAMPLE)
 
 

@@ -65,6 +65,9 @@ def _look(request: Request, run: RunDir, attempt: int, mine: Identity) -> dict[s
     if summary and summary["status"] == "completed":
         return {"finished": summary}
     own = _newest_good(run.checkpoints, mine)
+    if own is None and not given and summary and summary["status"] == "stopped":
+        want = "the checkpoint that the run stopped with, and its checkpoints are gone"
+        raise ConfigError("--resume", str(run.checkpoints), want, "--resume never")
     if own is None and given:
         own = _good(given, mine)
     return {"checkpoint": str(own)} if own else {}

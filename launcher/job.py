@@ -54,6 +54,9 @@ class Job:
             code = self._work(self.world)
         except FedError as error:
             code = self._end_badly(error, isinstance(error, CollectiveError))
+        except KeyboardInterrupt:
+            words = "interrupted once more: what came after the last checkpoint is lost"
+            code = self._end_badly(Unexpected(self._rank, words), alone=True)
         except Exception as error:
             traceback.print_exc()
             told = Unexpected(self._rank, f"{type(error).__name__}: {error}")

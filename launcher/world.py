@@ -29,6 +29,8 @@ from fedcore.server.comm import Comm, LocalComm, TorchComm
 from fedcore.server.pause import Pauses
 from launcher.heartbeat import Heartbeat
 
+TWICE = 2.0  # seconds within which a second Ctrl-C counts as the first
+
 
 @dataclass(frozen=True)
 class Place:
@@ -263,14 +265,16 @@ def _join_group(place: Place, device: torch.device, store: Store, timeout: float
 
 
 def _listen(world: World) -> None:
-    """SIGTERM, SIGUSR1 and Ctrl-C ask for a stop at the next step; a second Ctrl-C is obeyed."""
-    pauses, pressed = world.pauses, False
+    """SIGTERM, SIGUSR1 and Ctrl-C ask for a stop at the next step; a later Ctrl-C is obeyed."""
+    pauses, pressed = world.pauses, 0.0
 
     def asked(number: int, frame: object) -> None:
         nonlocal pressed
-        if number == signal.SIGINT and pressed:
+        # one key may arrive twice, from the terminal and from a launcher that passes it on
+        if number == signal.SIGINT and pressed and time.monotonic() - pressed > TWICE:
             raise KeyboardInterrupt
-        pressed = pauses.stop_requested = True
+        pressed = pressed or time.monotonic()
+        pauses.stop_requested = True
 
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, asked)

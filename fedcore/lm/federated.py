@@ -210,9 +210,7 @@ class LMFederation:
             "controller": self.rates.state(),
             "within": {"pauses": self._pauses} if length else None,
         }
-        own, memory = {}, self.turns.memory()
-        if memory is not None:
-            own["clients"] = Rows([*self.turns.data], memory)
+        own = {"clients": Rows(*self.turns.memory())}
         if length:
             own["turns"] = _stacked(self._turns)
             own["halves"] = Rows(*self.turns.halves(length))
@@ -232,8 +230,8 @@ class LMFederation:
         weights = self._home(checkpoint.shared("model"))
         momentum = checkpoint.shared("outer", optional=True)
         self.server = Outer(weights, self._home(momentum))
-        if self.turns.carry:
-            self.turns.load(checkpoint.own([*self.turns.data]), weights)
+        trained = [k for k in checkpoint.clients_in("clients") if k in self.turns.data]
+        self.turns.load(trained, checkpoint.own(trained), weights)
         self.turns.place(weights)
         self.left = Outer(*({k: _scalar(v) for k, v in part.items()} for part in facts["left"]))
         self._seen = dict(zip(self.clients, facts["seen"], strict=True))

@@ -100,27 +100,23 @@ class Turns:
         loss = self.engine.gradients(rows.to(self.engine.of.device, non_blocking=True))
         return loss, self.engine.step()
 
-    def memory(self) -> dict[str, Tensor] | None:
-        """The clients' optimiser memories for a checkpoint, each [K, ...] in the order of `data`.
+    def memory(self) -> tuple[list[int], dict[str, Tensor]]:
+        """For a checkpoint: the clients that have an optimiser memory, and it, each [k, ...].
 
-        A client that never trained has zeros, from which every optimiser begins.
+        A client that has not trained yet has none, and gets none back.
         """
-        if not self.carry:
-            return None
-        rows = {k: self._flat(v) for k, v in self._memory.items()}
-        like = next(iter(rows.values()), {})
-        empty = {name: torch.zeros_like(value) for name, value in like.items()}
-        each = [rows.get(client, empty) for client in self.data]
-        return {name: torch.stack([row[name] for row in each]) for name in like}
+        kept = {k: self._flat(v) for k, v in self._memory.items() if v}
+        names = next(iter(kept.values()), {})
+        return [*kept], {name: torch.stack([row[name] for row in kept.values()]) for name in names}
 
     def _flat(self, state: Any) -> dict[str, Tensor]:
         memory, scalars = memory_of(self.engine.model.named_parameters(), state)
         counts = {k: torch.tensor(v, dtype=torch.float64) for k, v in scalars.items()}
         return memory | {SCALARS + k: v for k, v in counts.items()}
 
-    def load(self, memory: Tensors, weights: Tensors) -> None:
-        """Take what `memory` gave, rows in the order of `data`."""
-        for row, client in enumerate(self.data):
+    def load(self, clients: Sequence[int], memory: Tensors, weights: Tensors) -> None:
+        """Take what `memory` gave of these clients."""
+        for row, client in enumerate(clients):
             own = {k: v[row] for k, v in memory.items()}
             self._memory[client] = self._state_of(own, weights)
 

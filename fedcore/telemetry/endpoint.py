@@ -14,6 +14,7 @@ import hmac
 import io
 import math
 import resource
+import signal
 import socket
 import socketserver
 import ssl
@@ -30,6 +31,8 @@ from urllib.parse import parse_qs
 
 from fedcore.errors import ConfigError
 
+# what ends a job, and is sent to all its processes: an exporter goes when its rank does
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 FRESH = 0.25  # seconds for which a page is given out again
 SILENCE = 5.0  # seconds a reader may say nothing
 PATIENCE = 20.0  # seconds a connection may last in all

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -179,10 +180,15 @@ def _start(end: socket.socket) -> subprocess.Popen[bytes]:
     env = dict(os.environ)
     if ROOT.name != "site-packages":  # a source tree, perhaps not installed
         env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", MODULE, str(end.fileno())],  # -P: not from the current folder
-        env=env,
-        pass_fds=[end.fileno()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
+    # what ends a job is sent to all its processes, and must not meet this one unprepared
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, endpoint.ENDING)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", MODULE, str(end.fileno())],  # -P: not from this folder
+            env=env,
+            pass_fds=[end.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -36,7 +36,7 @@ from prometheus_client.utils import floatToGoString
 from fedcore.errors import ConfigError
 from fedcore.telemetry import catalogue as c
 from fedcore.telemetry.catalogue import Kind, Metric
-from fedcore.telemetry.endpoint import Endpoint, Listening, Page, Part
+from fedcore.telemetry.endpoint import ENDING, Endpoint, Listening, Page, Part
 
 ANSWER = 3.0  # seconds for a rank to answer
 
@@ -151,7 +151,7 @@ def serve(rank: Rank) -> None:
 def main(descriptor: int) -> None:
     """Serve until the training process is gone."""
     # what ends a job is sent to all its processes; this one goes when its rank does
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     rank = Rank(socket.socket(fileno=descriptor))
     threading.Thread(target=serve, args=(rank,), daemon=True).start()

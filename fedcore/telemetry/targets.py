@@ -46,10 +46,11 @@ class Listing:
 
     def withdraw(self) -> None:
         """No ranks are to be expected any more."""
-        with contextlib.suppress(OSError):  # a full disk; they count as down
-            write_targets(self._own, [])
-            if self._shared is not None:
+        if self._shared is not None:
+            with contextlib.suppress(OSError):  # else they count as down
                 self._shared.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a full disk
+            write_targets(self._own, [])
 
 
 def write_targets(path: Path, addresses: Sequence[Address], run: str = "", place: str = "") -> None:

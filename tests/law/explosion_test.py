@@ -15,6 +15,7 @@ from fedcore.telemetry.events import ClientEvent, Event, RoundEvent, WarningEven
 from fedcore.telemetry.telemetry import Telemetry
 from launcher import prepare, world
 from launcher.build import build
+from launcher.rundir import RunDir
 
 
 class Told:
@@ -44,7 +45,8 @@ def federation(tmp_path, told: Told, **clients: float) -> Federation:
     )
     here = world.World(world.Place(), torch.device("cpu"), world.LocalComm())
     folder = prepare.make(config)
-    return build(config, folder, here, Telemetry([told]), tmp_path / "checkpoints", {})
+    checkpoints = RunDir(tmp_path).checkpoints_of(config, here, "round")
+    return build(config, folder, here, Telemetry([told]), checkpoints, {})
 
 
 def test_v12s_explosion_is_told_and_ends_nothing(tmp_path, monkeypatch) -> None:

@@ -183,6 +183,32 @@ def test_ranks_agree_also_after_a_stop(name: str, tmp_path: Path) -> None:
             assert all(each == late for each in found), (place, ranks)
 
 
+def test_a_client_that_has_not_trained_yet_costs_no_other_its_memory(tmp_path: Path) -> None:
+    """One client a round, and a stop before each: also before the first, when nobody has any."""
+    config = config_of(steps=12, federated={"clients": 4, "local_steps": 2, "per_round": 1})
+
+    def whole(comm: Comm) -> str | None:
+        return build(config, tmp_path / "whole", comm)[0].run().parameters_sha256
+
+    def piecewise(comm: Comm) -> str | None:
+        folder = tmp_path / f"pieces{comm.size}"
+        for stop in (0, 2, 4, 6, 8, 10, None):
+            run, _ = build(config, folder, comm)
+            if stop:
+                run.resume(Checkpoint(candidates(folder)[0]))
+            elif stop is None:
+                run.resume(Checkpoint(candidates(folder)[0]))
+                return run.run().parameters_sha256
+            run.ledger.pauses = PauseWhen(lambda run=run, stop=stop: run._done == stop)
+            with pytest.raises(Stopped):
+                run.run()
+        return None
+
+    [wanted] = on_ranks(1, whole)
+    for ranks in (1, 2):
+        assert on_ranks(ranks, piecewise) == [wanted] * ranks
+
+
 def test_what_a_run_tells_of_its_clients(tmp_path: Path) -> None:
     config = config_of(steps=8, evaluate=4, federated=MIXED, log_every=4)
     run, sink = build(config, tmp_path)

@@ -76,15 +76,17 @@ def small_disk(tmp_path: Path):
 
 @pytest.mark.root
 def test_a_full_disk_is_told_and_loses_nothing(small_disk: Path) -> None:
-    """Room for the first checkpoints, not for all: the run goes on and completes."""
+    """Room for the first checkpoints, not for all: the run goes on, but its result must be kept."""
     words = ("--config", "smoke", "--set", "checkpoint.keep=10", "rounds=4")
     out = runs.run(0, small_disk / "run", *words)
     assert "no checkpoint round_0000" in out
     assert "Older ones stay" in out
     found = runs.summary(small_disk / "run")
-    assert found["status"] == "completed"
+    assert (found["status"], found["exit_code"], found["rounds"]) == ("failed", 2, 4)
     kept = (small_disk / "run" / "checkpoints" / "latest").read_text()
     assert (small_disk / "run" / "checkpoints" / kept / "index.json").is_file()
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    assert runs.completed(0, small_disk / "run", *words)["rounds"] == 4
 
 
 def test_a_corrupted_shard_ends_all_ranks_naming_it(tmp_path: Path) -> None:

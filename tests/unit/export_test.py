@@ -166,6 +166,7 @@ def test_a_mistake_is_told(
     shutil.copytree(run / "checkpoints" / "round_00002", moved)
     shutil.copytree(run, tmp_path / "bestless")
     (tmp_path / "bestless" / "checkpoints" / "best").unlink()
+    (tmp_path / "none").mkdir()
     (tmp_path / "file").touch()
     names = ("bestless", "file")
     places = {"run": run, "empty": tmp_path / "none", "moved": moved}
