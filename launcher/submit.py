@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -169,6 +170,6 @@ def _ways(plan: Plan, job: str) -> Iterator[str]:
     """How to look at the job, and to end it."""
     log = "log-{}_*.txt" if plan.is_array else "log-{}.txt"
     yield "  fedcore jobs"
-    yield f"  fedcore watch {plan.out}"
-    yield f"  tail -F {plan.out / FILES}/{log.format(job)}"
+    yield f"  fedcore watch {shlex.quote(str(plan.out))}"
+    yield f"  tail -F {shlex.quote(f'{plan.out / FILES}/{log.format(job)}')}"
     yield f"  scancel {job}   (stops with a checkpoint; the same fedcore submit goes on)"
