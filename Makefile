@@ -86,7 +86,7 @@ bench-scrape: $(READY) ## what being watched by Prometheus costs a training step
 
 bench-checkpoint: $(READY) ## what checkpoints cost training, written meanwhile or waited for
 	PYTHONPATH=. $(BIN)/python bench/checkpoint.py
-	PYTHONPATH=. $(BIN)/python bench/checkpoint.py --model resnet18 --clients 8 --epochs 1 --out runs/bench/checkpoint_large.json
+	PYTHONPATH=. $(BIN)/python bench/checkpoint.py --model resnet18 --clients 4 --per-round 1 --epochs 1 --blocks 4 --out runs/bench/checkpoint_large.json
 
 clean: ## remove runs, shards and caches (keeps .venv)
 	rm -rf runs data_shards/store .pytest_cache .mypy_cache .ruff_cache .hypothesis

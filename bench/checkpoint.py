@@ -95,6 +95,7 @@ def main() -> None:
     )
     parser.add_argument("--model", default="small_cnn")
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--per-round", type=int, help="clients that train in a round; all are kept")
     parser.add_argument("--epochs", type=int, default=2, help="local epochs of a round")
     parser.add_argument("--rounds", type=int, default=3, help="in a block")
     parser.add_argument("--blocks", type=int, default=9, help="of each kind")
@@ -107,7 +108,11 @@ def main() -> None:
                 "rounds": (given.blocks + 2) * given.rounds,
                 "device": given.device,
                 "data": {"source": "digits", "alpha": 1000, "store": str(Path(folder) / "store")},
-                "clients": {"count": given.clients, "local_epochs": given.epochs},
+                "clients": {
+                    "count": given.clients,
+                    "local_epochs": given.epochs,
+                    "per_round": given.per_round,
+                },
                 "model": {"name": given.model},
                 "evaluate": {"every": 10_000},
             }
