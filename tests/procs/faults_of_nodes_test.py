@@ -24,12 +24,6 @@ from tests.procs.faults import Faults
 pytestmark = pytest.mark.procs
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a run leaves to which nothing happens."""
-    return proof(runs.completed(0, tmp_path_factory.mktemp("undisturbed") / "run", *WORDS))
-
-
 def test_a_disk_full_at_a_stop_is_code_2_and_older_checkpoints_stay(tmp_path: Path) -> None:
     table = Faults().signal(rank=0, round=1, step=3, number=signal.SIGTERM)
     table, run_dir = table.full_disk(rank=1, checkpoint=2), tmp_path / "run"

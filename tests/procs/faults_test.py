@@ -27,12 +27,6 @@ from tests.procs.faults import Faults
 pytestmark = pytest.mark.procs
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a run leaves to which nothing happens."""
-    return proof(runs.completed(0, tmp_path_factory.mktemp("undisturbed") / "run", *WORDS))
-
-
 def test_torchrun_restarts_a_run_until_it_is_through(
     undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:
