@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +51,28 @@ def chosen(place: Path, best: bool = False) -> Path:
     return newest_good(place, between=True)
 
 
+def whole(folder: Path) -> Iterator[Checkpoint]:
+    """The undamaged checkpoints in there, best first; damaged ones are told and passed over."""
+    for candidate in candidates(folder):
+        try:
+            held = Checkpoint(candidate)
+            held.verify()
+        except FedError as error:
+            to_stderr(f"{error}; passing over {candidate.name}")
+            continue
+        yield held
+
+
 def newest_good(run: Path, *, between: bool = False) -> Path:
     """The newest checkpoint of a run that is whole; `ConfigError` if none is.
 
     between: of those that lie between two rounds.
     """
     unfinished = ""
-    for folder in candidates(run / "checkpoints"):
-        try:
-            held = Checkpoint(folder)
-            held.verify()
-        except FedError as error:
-            to_stderr(f"{error}; passing over {folder.name}")
-            continue
+    for held in whole(run / "checkpoints"):
         if not (between and is_within(held)):
-            return folder
-        unfinished = folder.name
+            return held.folder
+        unfinished = held.folder.name
     if unfinished:
         want = f"a checkpoint between two rounds: the run stopped within its first ({unfinished})"
         raise ConfigError("CHECKPOINT", str(run), want, "going on with the run")

@@ -10,7 +10,7 @@ from fedcore.checkpoint import Checkpoint, candidates
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, FedError
 from fedcore.server.comm import together
-from fedcore.telemetry.telemetry import to_stderr
+from launcher.checkpoint_stored import whole
 from launcher.cli import Request
 from launcher.rundir import RunDir, alone_in, storage
 from launcher.world import World
@@ -105,22 +105,13 @@ def _good(folder: Path, mine: Identity) -> Path:
 def _newest_good(folder: Path, mine: Identity) -> Path | None:
     """The newest checkpoint that is undamaged; damaged ones are told and passed over.
 
-    Raises the last damage if there are checkpoints and none is good: to start again in silence
-    would hide the loss.
+    Raises the newest one's damage if none is good: to start again in silence would hide the loss.
     """
-    damage: FedError | None = None
-    for candidate in candidates(folder):
-        try:
-            checkpoint = Checkpoint(candidate)
-            checkpoint.verify()
-        except FedError as error:
-            damage = error
-            to_stderr(f"{error}; passing over {candidate.name}")
-            continue
-        _same(checkpoint.facts["config"], mine, candidate)
-        return candidate
-    if damage:
-        raise damage
+    for checkpoint in whole(folder):
+        _same(checkpoint.facts["config"], mine, checkpoint.folder)
+        return checkpoint.folder
+    for newest in candidates(folder)[:1]:
+        Checkpoint(newest).verify()
     return None
 
 
