@@ -164,16 +164,16 @@ def join(config: RunConfig, on_lost: Callable[[CollectiveError], None]) -> World
         os.environ.update(place.as_torchrun())
     if place.size == 1:
         if config.lm and config.lm.engine != "plain":  # these libraries want a group of one, too
-            _join_group(place, device, HashStore(), config.server.timeout)
+            join_group(place, device, HashStore(), config.server.timeout)
         world = World(place, device, LocalComm(device))
     else:
-        store = _connect(place, config.server.timeout)
-        _join_group(place, device, store, config.server.timeout)
+        store = connect(place, config.server.timeout)
+        join_group(place, device, store, config.server.timeout)
         pauses = Pauses(leads=place.rank == 0, alone=False)
         heartbeat = Heartbeat(
             place.rank,
             place.size,
-            _connect(place, config.server.timeout),
+            connect(place, config.server.timeout),
             config.server.heartbeat,
             pauses,
             on_lost,
@@ -206,7 +206,7 @@ def pick_device(wanted: str, place: Place) -> torch.device:
     return device
 
 
-def _connect(place: Place, timeout: float) -> Store:
+def connect(place: Place, timeout: float) -> Store:
     """The rendezvous store, in a room of its own for each attempt.
 
     After a restart torchrun's store still holds the addresses of the dead ranks; without the
@@ -215,11 +215,11 @@ def _connect(place: Place, timeout: float) -> Store:
     serves = not place.hosted and place.rank == 0
     limit = timedelta(seconds=timeout)
 
-    def connect() -> Store:
+    def open_store() -> Store:
         return TCPStore(place.address, place.port, None, serves, limit, multi_tenant=True)
 
     try:
-        store = _answer(connect, timeout + 5)
+        store = _answer(open_store, timeout + 5)
     except (RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0]
         if "EADDRINUSE" in reason:
@@ -249,7 +249,11 @@ def _answer(act: Callable[[], Store], patience: float) -> Store | None:
     return over.result() if wait([over], patience).done else None
 
 
-def _join_group(place: Place, device: torch.device, store: Store, timeout: float) -> None:
+def join_group(place: Place, device: torch.device, store: Store, timeout: float) -> None:
+    """Make the process group: NCCL on CUDA devices, else gloo. timeout: seconds.
+
+    Raises `CollectiveError` if the ranks do not come together.
+    """
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(

@@ -17,7 +17,7 @@ from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from fedcore.errors import CollectiveError
 from launcher.doctor.check import Check, size
-from launcher.world import Place, _connect, _join_group  # a run's own way of meeting
+from launcher.world import Place, connect, join_group  # a run's own way of meeting
 
 SMALL = 256  # bytes: what is measured is the way, not the load
 TIMES = 20  # of the small one
@@ -32,14 +32,14 @@ WAYS_OUT = {
 
 def meeting_place(place: Place, timeout: float) -> Store:
     """A new connection to the store of this world; of a world of one, a store in memory."""
-    return _connect(place, timeout) if place.size > 1 else HashStore()
+    return connect(place, timeout) if place.size > 1 else HashStore()
 
 
 def join(place: Place, device: torch.device, store: Store, timeout: float) -> Iterator[Check]:
     """Make the group a run would make; one finding."""
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
-        _join_group(place, device, store, timeout)
+        join_group(place, device, store, timeout)
         yield Check(backend, True, "the ranks met")
     except CollectiveError as error:
         yield Check(backend, False, str(error), WAYS_OUT[backend])

@@ -25,17 +25,14 @@ from launcher.suite_state import state
 from launcher.suite_table import markdown
 from launcher.watch_run import runs_of
 from tests.unit.fuzz.hostile import REFUSED, bytes_changed, cases, json_changed, read, value_changed
-from tests.unit.report.pages import V14, complete, keep_checkpoint, stored
-from tests.unit.telemetry.made_up import eval_event, step_event, whole_run
+from tests.unit.report.pages import complete, stored, with_everything
+from tests.unit.telemetry.made_up import eval_event, step_event
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete run of three clients and two rounds, with everything in its directory."""
-    folder = stored(tmp_path_factory.mktemp("runs") / "whole", whole_run(3, 2), V14)
-    RunDir(folder).write_clients(4, [[5, 0, 0, 3], [0, 9, 0, 0], [1, 1, 1, 1]])
-    (folder / "environment.json").write_text('{"python": "3.11", "command": ["main.py", "a b"]}')
-    keep_checkpoint(folder, 4)
+    folder = with_everything(tmp_path_factory.mktemp("runs") / "whole", rounds=2)
     accuracy = {"feature_ensemble": 0.5, "averaged": 0.4}
     facts = {"rounds": 2, "clients": 3, "seed": 0, "world_size": 2, "message": "", "samples": 9}
     more = {"phase_seconds": {"train": 1.0}, "identity": {"seed": 0}, "bytes_communicated": 5}

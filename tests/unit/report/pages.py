@@ -18,9 +18,7 @@ from fedcore.telemetry.jsonl import last_of_each, read_events
 from launcher.report.notices import notices
 from launcher.report.stored import Stored
 from launcher.rundir import RunDir
-from tests.unit.telemetry.made_up import (
-    recorded,
-)
+from tests.unit.telemetry.made_up import recorded, whole_run
 
 
 @dataclass
@@ -81,3 +79,12 @@ def keep_checkpoint(folder: Path, classes: int, width: int = 8) -> Path:
     tensors = {"server": {"prototypes": 3 * anchors, "anchors": anchors}}
     checkpoints = Checkpoints(folder / "checkpoints", LocalComm(), 1)
     return checkpoints.save(Contents(shared=tensors, facts={}), 4)
+
+
+def with_everything(folder: Path, rounds: int) -> Path:
+    """A run of three clients with every file but the summary."""
+    stored(folder, whole_run(3, rounds), V14)
+    RunDir(folder).write_clients(4, [[5, 0, 0, 3], [0, 9, 0, 0], [1, 1, 1, 1]])
+    (folder / "environment.json").write_text('{"python": "3.11", "command": ["main.py", "a b"]}')
+    keep_checkpoint(folder, 4)
+    return folder
