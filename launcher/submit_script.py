@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedcore.errors import ConfigError
+from launcher.slurm import MARK
 
 TEMPLATES = Path(__file__).parent.parent / "deploy" / "slurm"
 
@@ -88,7 +89,7 @@ def _common(script: Script, asked: Resources) -> dict[str, Any]:
     return {
         "name": script.name,
         "command": " ".join(script.command.split()),
-        "comment": f"fedcore:{script.files.parent}",
+        "comment": f"{MARK}{script.files.parent}",
         "cwd": str(script.cwd),
         "files": str(script.files),
     }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -150,3 +152,15 @@ def test_a_second_job_in_the_same_run_directory_is_refused(tmp_path: Path) -> No
     first.terminate()
     runs.finish(first, limit=30)
     assert runs.summary(tmp_path)["exit_code"] == 75
+
+
+def test_a_signal_to_every_process_of_a_run_that_starts_is_a_stop(tmp_path: Path) -> None:
+    """As Slurm sends it: also to the process that serves the metrics, while that still starts."""
+    words = ("--config", "smoke", "--set", "clients.local_epochs=200", "metrics.linger=0")
+    process = runs.start(0, tmp_path, *words)
+    assert process.stdout is not None
+    assert any("run directory" in line for line in process.stdout)
+    os.killpg(process.pid, signal.SIGTERM)
+    out = runs.finish(process)
+    assert process.returncode == 75, out[-3000:]
+    assert (tmp_path / "checkpoints" / "latest").is_file()
