@@ -71,7 +71,9 @@ def test_training_goes_on_while_slow_storage_takes_a_checkpoint(
 @pytest.mark.parametrize(("answer", "width"), [("shrink", 2), ("skip", 1), ("fail", 2)])
 def test_a_client_that_does_not_fit_into_memory(answer: str, width: int, tmp_path: Path) -> None:
     ranks, run_dir = (2 if answer == "shrink" else 0), tmp_path / "run"
+    # no thread of the checkpoints', which would meet the same limit
     words = (*WORDS, f"clients.width={width}", f"clients.out_of_memory={answer}")
+    words += ("checkpoint.asynchronous=false",)
     table = Faults().out_of_memory(rank=max(0, ranks - 1), round=1, step=2)
     out = table.run(ranks, run_dir, *words)
     if answer == "fail":
