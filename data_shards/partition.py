@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcore.config import DataConfig
+from fedcore.config_data import DataConfig
 from fedcore.errors import ConfigError
 from fedcore.seeds import EVERYONE, seed
 

@@ -7,6 +7,7 @@ and renamed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 from data_shards import tars
 from data_shards.manifest import ClientPart, Manifest, Part
-from data_shards.sources import Arrays, Source, checked
+from data_shards.samples import Samples
+from data_shards.sources import Source, checked
 from data_shards.tars import complete_or_absent, write_manifest, write_tar
 
 Tick = Callable[[str], None]
@@ -26,8 +28,8 @@ def write(
     folder: Path,
     name: str,
     source: Source,
-    train: Arrays,
-    test: Arrays,
+    train: Samples,
+    test: Samples,
     parts: Sequence[NDArray[np.int64]],
     settings: dict[str, Any],
     tick: Tick = lambda name: None,
@@ -47,14 +49,14 @@ def _write_all(
     work: Path,
     name: str,
     source: Source,
-    train: Arrays,
-    test: Arrays,
+    train: Samples,
+    test: Samples,
     parts: Sequence[NDArray[np.int64]],
     settings: dict[str, Any],
     tick: Tick,
 ) -> Manifest:
     classes = checked(name, source, train, test)
-    mean, std = channel_statistics(train.images)
+    mean, std = channel_statistics(train.pixels(np.arange(len(train.labels))))
     clients = []
     for client, indices in enumerate(parts):
         part = _write_part(work, f"client_{client:05d}", train, indices, classes)
@@ -63,12 +65,11 @@ def _write_all(
     everything = np.arange(len(test.labels), dtype=np.int64)
     held_out = _write_part(work, "test", test, everything, classes)
     tick("test")
-    _, channels, height, width = train.images.shape
     return Manifest(
         source=name,
         kind=source.kind,
         classes=classes,
-        shape=(channels, height, width),
+        shape=train.shape,
         mean=source.mean or mean,
         std=source.std or std,
         partition=settings,
@@ -87,10 +88,10 @@ def channel_statistics(
 
 
 def _write_part(
-    work: Path, name: str, data: Arrays, indices: NDArray[np.int64], classes: int
+    work: Path, name: str, data: Samples, indices: NDArray[np.int64], classes: int
 ) -> Part:
     """One client's (or the test split's) tars, each with at most SHARD_BYTES of images."""
-    each = max(1, tars.SHARD_BYTES // max(1, data.images[0].nbytes))
+    each = max(1, tars.SHARD_BYTES // math.prod(data.shape))
     chunks = [indices[i : i + each] for i in range(0, len(indices), each)]
     (work / name).mkdir()
     shards = [
@@ -101,8 +102,12 @@ def _write_part(
     return Part(samples=len(indices), label_counts=tuple(counts.tolist()), shards=tuple(shards))
 
 
-def _samples(data: Arrays, indices: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
+def _samples(data: Samples, indices: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
     """What stands in a tar for each index."""
     for index in indices.tolist():
         text = f'{{"label": {int(data.labels[index])}, "index": {index}}}'.encode()
-        yield {"__key__": f"{index:08d}", "u8": data.images[index].tobytes(), "json": text}
+        yield {
+            "__key__": f"{index:08d}",
+            "u8": data.pixels(np.array([index])).tobytes(),
+            "json": text,
+        }

@@ -17,30 +17,10 @@ import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from fedcore.config_algorithm import AlgorithmConfig
+from fedcore.config_data import DataConfig
 from fedcore.config_lm import LMConfig
 from fedcore.config_section import Place, Positive, PositiveFloat, Section, Share
 from fedcore.config_text import explain, flatten, read_yaml, with_overrides
-
-
-class DataConfig(Section):
-    """Which samples there are and how they are dealt out to the clients."""
-
-    source: str = "mnist5k"
-    """Dataset: a module of data_shards/sources (`fedcore shards make --help` lists them)."""
-    root: Place | None = None
-    """Where the raw files lie, for sources that do not come with a package."""
-    store: Place = Path("data_shards/store")
-    """Folder of the generated shards, relative to the working directory."""
-    partition: Literal["dirichlet", "iid", "by_label"] = "dirichlet"
-    """How samples are dealt out."""
-    alpha: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 0.1
-    """Dirichlet concentration per class; small = each client sees few classes."""
-    labels_per_client: Positive = 2
-    """Classes of each client under `by_label`."""
-    seed: int | None = None
-    """Seed of the partition; null = the run's seed."""
-    augment: bool = True
-    """Draw random views (as the source's kind of image wants); false = plain images."""
 
 
 class ClientConfig(Section):
@@ -216,7 +196,7 @@ class RunConfig(Section):
             return self
         usual = RunConfig()
         idle = [k for k in FEDERATED if getattr(self, k) != getattr(usual, k)]
-        if self.data != DataConfig(store=self.data.store):
+        if self.data.model_dump(exclude=STORING) != usual.data.model_dump(exclude=STORING):
             idle.append("data")
         if idle:
             raise ValueError(
@@ -247,7 +227,7 @@ class RunConfig(Section):
         if self.lm is None:
             return self.model_dump(mode="json", exclude={"lm"})
         values = self.model_dump(mode="json", exclude=set(FEDERATED))
-        return values | {"data": {"store": str(self.data.store)}}
+        return values | {"data": self.data.model_dump(mode="json", include=STORING)}
 
     def dump(self) -> str:
         """The configuration as YAML."""
@@ -270,12 +250,16 @@ class RunConfig(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+STORING = {"store", "cache"}
+"""Keys of `data` that a language-model run reads."""
+
 FEDERATED = ("rounds", "clients", "model", "algorithm")
 """Keys that a language-model run does not read."""
 
 OPERATIONAL = frozenset(
     {
         *("device", "evaluate", "server", "metrics", "checkpoint", "data.store", "data.root"),
+        *("data.shards", "data.cache", "data.reading", "data.workers"),
         *("lm.log_every", "lm.eval_batches", "lm.compile", "lm.activation_checkpointing"),
         *("lm.engine", "lm.zero_stage", "lm.offload", "lm.accumulate", "lm.data.text"),
         *("lm.data.vocabulary", "lm.monitor.per_layer", "clients.out_of_memory"),

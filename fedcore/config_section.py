@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+)
 
 from fedcore.files import LONGEST
 
@@ -35,6 +43,21 @@ def _can_lie_there(value: Path) -> Path:
 
 
 Place = Annotated[Path, AfterValidator(_can_lie_there)]
+REMOTE = re.compile(r"(https?|s3|gs)://[\w.~:/@%+=,-]+")
+
+
+def _place_or_url(value: Any) -> Path | str:
+    """A path, or the URL of a store; never a command (`pipe:`) or a chain of them (`::`)."""
+    text = str(value) if isinstance(value, str | Path) else ""
+    scheme = re.match(r"[A-Za-z][\w+.-]*:", text) or "::" in text
+    if scheme and REMOTE.fullmatch(text) and "::" not in text:
+        return text.rstrip("/")
+    if scheme or not text:
+        raise ValueError("a folder, or a URL http://, https://, s3:// or gs://")
+    return _can_lie_there(Path(text))
+
+
+PlaceOrUrl = Annotated[Path | str, PlainValidator(_place_or_url)]
 
 
 class Section(BaseModel):

@@ -10,7 +10,7 @@ from typing import Any
 
 from data_shards.manifest import NAME, Manifest
 from data_shards.partition import partition
-from data_shards.sources import SOURCES, Split
+from data_shards.sources import SOURCES, Split, loaded
 from data_shards.tars import sha256_of
 from data_shards.write import Tick, write
 from fedcore.config import RunConfig
@@ -60,7 +60,7 @@ def store_dir(config: RunConfig) -> Path:
         f"{config.data.source}{root}-{chosen['name']}{detail}"
         f"-{chosen['clients']}clients-s{chosen['seed']}"
     )
-    return config.data.store / name
+    return Path(config.data.store) / name
 
 
 def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Path:
@@ -76,7 +76,7 @@ def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = Fa
 
 def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
     data, source = config.data, SOURCES.get(config.data.source)
-    train, test = source.load(data.root, Split.TRAIN), source.load(data.root, Split.TEST)
+    train, test = loaded(source, data, Split.TRAIN), loaded(source, data, Split.TEST)
     parts = partition(train.labels, data, config.clients.count, config.partition_seed)
     write(folder, data.source, source, train, test, parts, settings(config), tick)
 
@@ -112,6 +112,5 @@ def shape_and_classes(config: RunConfig) -> tuple[tuple[int, int, int], int]:
     source = SOURCES.get(config.data.source)
     if source.shape and source.classes:
         return source.shape, source.classes
-    train = source.load(config.data.root, Split.TRAIN)
-    channels, height, width = train.images.shape[1:]
-    return (channels, height, width), source.classes or int(train.labels.max()) + 1
+    train = loaded(source, config.data, Split.TRAIN)
+    return train.shape, source.classes or int(train.labels.max()) + 1

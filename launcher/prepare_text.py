@@ -57,7 +57,7 @@ def _content(text: Path | None) -> str:
 
 def store_dir(config: RunConfig) -> Path:
     """The folder of this configuration's shards; never inside the text, which it would change."""
-    data, store = lm_of(config).data, config.data.store
+    data, store = lm_of(config).data, Path(config.data.store)
     if data.text is not None and store.resolve().is_relative_to(data.text.resolve()):
         want = f"a folder outside the text in {data.text}"
         raise ConfigError("data.store", str(store), want, "--set data.store=/another/folder")

@@ -2,7 +2,7 @@
 
 To add one, write `mine.py`:
 
-    def load(root: Path | None, split: Split) -> Arrays: ...
+    def load(root: Path | None, split: Split) -> Samples: ...
 
     SOURCES.add("mine", Source(load, kind="natural", about="what it is"))
 """
@@ -13,13 +13,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from data_shards.samples import Arrays, File, Files, Samples
+from fedcore.config_data import DataConfig
 from fedcore.errors import ShardError
 from fedcore.registry import Registry
+
+__all__ = [
+    "SOURCES",
+    "Arrays",
+    "File",
+    "Files",
+    "Samples",
+    "Source",
+    "Split",
+    "checked",
+    "stratified",
+]
 
 Kind = Literal["digits", "natural"]
 
@@ -31,18 +45,11 @@ class Split(Enum):
     TEST = "test"
 
 
-class Arrays(NamedTuple):
-    """A split of a dataset."""
-
-    images: NDArray[np.uint8]  # [M, channels, height, width]
-    labels: NDArray[np.int64]  # [M]
-
-
 @dataclass(frozen=True)
 class Source:
     """A dataset: how to load it, and what kind of views may be drawn of its images."""
 
-    load: Callable[[Path | None, Split], Arrays]
+    load: Callable[..., Samples]  # (data.root, split), and what it `takes` by name
     kind: Kind  # digits: crop, shift, rotation; natural: crop, flip, colour
     about: str
     bundled: bool = False  # comes with an installed package: shards are made without being asked
@@ -50,6 +57,8 @@ class Source:
     shape: tuple[int, int, int] | None = None  # channels, height, width; None = as loaded
     mean: tuple[float, ...] | None = None  # per channel, of images in 0...1; None = computed
     std: tuple[float, ...] | None = None
+    takes: tuple[str, ...] = ()  # keys of `data` that it depends on, e.g. "size"
+    download: Callable[[Path], None] | None = None  # fetch the published files into data.root
 
 
 SOURCES: Registry[Source] = Registry("data.source", "data_shards.sources")
@@ -57,14 +66,14 @@ SOURCES: Registry[Source] = Registry("data.source", "data_shards.sources")
 MOST_CLASSES = 100_000  # a label above it is an identifier, and a prototype each would not fit
 
 
-def checked(name: str, source: Source, train: Arrays, test: Arrays) -> int:
+def checked(name: str, source: Source, train: Samples, test: Samples) -> int:
     """The number of classes C; `ShardError` if the two splits cannot be trained on."""
-    for split, (images, labels) in (("training", train), ("test", test)):
-        if not len(labels) or len(images) != len(labels):
-            problem = f"{len(images)} images and {len(labels)} labels in the {split} split"
-            raise ShardError(name, problem, "as many labels as images, at least one")
-    if train.images.shape[1:] != test.images.shape[1:]:
-        problem = f"images {list(train.images.shape[1:])}, but test {list(test.images.shape[1:])}"
+    for split, samples in (("training", train), ("test", test)):
+        if not len(samples.labels):
+            problem = f"no labels in the {split} split"
+            raise ShardError(name, problem, "at least one sample in each split")
+    if train.shape != test.shape:
+        problem = f"images {list(train.shape)}, but test {list(test.shape)}"
         raise ShardError(name, problem, "training and test images of one shape")
     low = int(min(train.labels.min(), test.labels.min()))
     high = int(max(train.labels.max(), test.labels.max()))
@@ -73,6 +82,11 @@ def checked(name: str, source: Source, train: Arrays, test: Arrays) -> int:
         problem = f"labels {low}...{high} for {classes} classes"
         raise ShardError(name, problem, "labels 0...C-1 of at least two classes")
     return classes
+
+
+def loaded(source: Source, data: DataConfig, split: Split) -> Samples:
+    """A split of the dataset, as the configuration wants it."""
+    return source.load(data.root, split, **{key: getattr(data, key) for key in source.takes})
 
 
 SPLIT_SEED = 20_240_101  # of the split below: a constant of the dataset, not of a run

@@ -45,7 +45,7 @@ def load(layout: Layout, root: Path | None, split: Split) -> Arrays:
     """Images [M, 3, 32, 32] and labels [M], in the order of the published batches."""
     folder = located(root, layout.folder)
     batches = [_batch(folder / name, layout) for name in layout.files[split]]
-    images, labels = zip(*batches, strict=True)
+    images, labels = [x.images for x in batches], [x.labels for x in batches]
     return Arrays(np.concatenate(images), np.concatenate(labels))
 
 

@@ -19,7 +19,7 @@ def load(files: dict[Split, tuple[str, ...]], root: Path | None, split: Split) -
     """Images [M, 3, 32, 32] and labels [M], in the order of the published files."""
     folder = located(root, "SVHN")
     parts = [_file(folder / f"{name}_32x32.mat") for name in files[split]]
-    images, labels = zip(*parts, strict=True)
+    images, labels = [x.images for x in parts], [x.labels for x in parts]
     return Arrays(np.concatenate(images), np.concatenate(labels))
 
 

@@ -16,7 +16,7 @@ from scipy.io import savemat
 from data_shards.manifest import Manifest
 from data_shards.raw import located
 from data_shards.read import read_part
-from data_shards.sources import SOURCES, Arrays, Split
+from data_shards.sources import SOURCES, Split
 from data_shards.unpickle import unpickle
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, ShardError
@@ -26,8 +26,9 @@ from tests import published
 NAMES = list(published.WRITERS)
 
 
-def load(name: str, root: Path | None, split: Split = Split.TRAIN) -> Arrays:
-    return SOURCES.get(name).load(root, split)
+def load(name: str, root: Path | None, split: Split = Split.TRAIN) -> tuple[np.ndarray, np.ndarray]:
+    samples = SOURCES.get(name).load(root, split)
+    return samples.pixels(np.arange(len(samples.labels))), samples.labels
 
 
 @pytest.mark.parametrize("split", Split)
