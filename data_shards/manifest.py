@@ -13,12 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedcore.errors import ShardError
 from fedcore.files import read_bytes
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: encodings, validation shards; 1 is read too
 NAME = "manifest.json"
 WAY_OUT = "`fedcore shards make CONFIG`"
 
 
 MOST_PIXELS = 2**28  # numbers of an image; one blank image is made of a client without any
+LEAST_BYTES = 2048  # of a sample in a tar: an image and a json, each with its header
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Side = Annotated[int, Field(ge=1, le=2**16)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -60,9 +61,10 @@ class Part(Record):
 
 
 class ClientPart(Part):
-    """One client's shards."""
+    """One client's shards: those it trains on, and those set aside to evaluate it."""
 
     client: int = Field(ge=0)
+    validation: Part | None = None
 
 
 class Stored(Record, ABC):
@@ -100,9 +102,10 @@ class Stored(Record, ABC):
 class Manifest(Stored):
     """Everything about a folder of shards."""
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1, 2] = 2
     source: str
     kind: Literal["digits", "natural"]
+    encoding: Literal["raw", "original"] = "raw"
     classes: int = Field(ge=2)
     shape: tuple[Side, Side, Side]  # channels, height, width
     mean: tuple[Finite, ...]  # per channel, of images in 0...1
@@ -116,7 +119,7 @@ class Manifest(Stored):
         # clients are looked up by position: another order would hand out other people's samples
         if [part.client for part in self.clients] != list(range(len(self.clients))):
             raise ValueError("clients are not numbered 0, 1, 2, ... in order")
-        if any(len(part.label_counts) != self.classes for part in (*self.clients, self.test)):
+        if any(len(part.label_counts) != self.classes for part in self.parts):
             raise ValueError(f"label_counts are not all of {self.classes} classes")
         if not len(self.mean) == len(self.std) == self.shape[0]:
             raise ValueError(f"mean and std are not of {self.shape[0]} channels")
@@ -125,18 +128,25 @@ class Manifest(Stored):
 
     def _has_room(self) -> None:
         """Memory is taken for as many samples as are claimed: they must be in the tars."""
-        each = math.prod(self.shape)
-        if each > MOST_PIXELS:
-            raise ValueError(f"images of {each:,} numbers, want at most {MOST_PIXELS:,}")
-        for part in (*self.clients, self.test):
+        size = math.prod(self.shape)
+        if size > MOST_PIXELS:
+            raise ValueError(f"images of {size:,} numbers, want at most {MOST_PIXELS:,}")
+        each = size if self.encoding == "raw" else LEAST_BYTES
+        for part in self.parts:
             held = sum(shard.bytes for shard in part.shards)
             if part.samples * each > held:
                 raise ValueError(f"{part.samples:,} samples of {each:,} bytes in {held:,} bytes")
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """All that samples are in: each client's training and validation part, and the test's."""
+        aside = [part.validation for part in self.clients if part.validation]
+        return (*self.clients, *aside, self.test)
+
+    @property
     def shards(self) -> tuple[Shard, ...]:
-        """Those of the clients, then those of the test split."""
-        return tuple(shard for part in (*self.clients, self.test) for shard in part.shards)
+        """Those of all parts."""
+        return tuple(shard for part in self.parts for shard in part.shards)
 
     @property
     def made_with(self) -> dict[str, Any]:

@@ -1,66 +1,24 @@
-"""Shards to batches: verified tars -> samples in memory -> padded, augmented lanes.
+"""Shards to batches: verified tars -> samples, held or streamed -> padded, augmented lanes.
 
-A rank reads its own clients once and keeps them as uint8 on its device. Nothing here synchronises
-a device per batch: indices and augmentation parameters are drawn on the CPU and sent ahead.
+Nothing here synchronises a device per batch: indices and augmentation parameters are drawn on the
+CPU and sent ahead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from data_shards import augment
-from data_shards.manifest import WAY_OUT, Manifest, Part
-from data_shards.raw import reading
-from data_shards.tars import read_tars
-from fedcore.batch import Batch, held_out_of
-from fedcore.errors import ShardError
-from fedcore.files import parse_json
+from data_shards.folder import Folder
+from data_shards.manifest import Manifest, Part
+from data_shards.order import epoch_order, kept_back
+from data_shards.resident import Epoch, Held, Reader, Resident, read_part, sent
+from data_shards.stream import Streaming
+from fedcore.batch import Batch
 from fedcore.seeds import generator
-
-
-class Samples(NamedTuple):
-    """Decoded samples of one part."""
-
-    images: Tensor  # uint8 [n, channels, height, width]
-    labels: Tensor  # int64 [n]
-
-
-def read_part(folder: Path, part: Part, shape: tuple[int, int, int]) -> Samples:
-    """All samples of a client or of the test split, in the order of the tars."""
-    samples = read_tars(folder, part.shards)  # checked, before there is room for what they claim
-    place = folder / part.shards[0].file if part.shards else folder
-    images = torch.empty(part.samples, *shape, dtype=torch.uint8)
-    labels = torch.empty(part.samples, dtype=torch.int64)
-    row = 0
-    with reading(place, WAY_OUT):
-        for sample in samples:
-            pixels = torch.frombuffer(bytearray(sample["u8"]), dtype=torch.uint8)
-            images[row] = pixels.view(shape)
-            labels[row] = int(parse_json(sample["json"])["label"])
-            row += 1
-    if row != part.samples:
-        raise ShardError(str(place), f"{row} samples, want {part.samples}", WAY_OUT)
-    if not _are_counted(labels, part.label_counts):
-        raise ShardError(str(place), "labels that its manifest does not count", WAY_OUT)
-    return Samples(images, labels)
-
-
-def _are_counted(labels: Tensor, counts: Sequence[int]) -> bool:
-    """Whether there are as many labels of each class as that; a label is no other class."""
-    known = bool(((labels >= 0) & (labels < len(counts))).all())
-    return known and torch.bincount(labels, minlength=len(counts)).tolist() == list(counts)
-
-
-def _held(samples: Samples) -> Samples:
-    """The samples; of a client without any, one blank image that its inactive steps may show."""
-    if len(samples.labels):
-        return samples
-    return Samples(samples.images.new_zeros(1, *samples.images.shape[1:]), torch.zeros(1).long())
 
 
 class Normalise:
@@ -81,11 +39,15 @@ class Normalise:
 
 
 class ShardedData:
-    """`TrainData` from shards: the clients of one rank."""
+    """`TrainData` from shards: the clients of one rank, whose own files are all that is opened.
+
+    streaming: read samples as they are trained on, instead of holding them on the device. The
+    batches are the same: an epoch's order is a pure function of (seed, client, round, epoch).
+    """
 
     def __init__(
         self,
-        folder: Path,
+        folder: Folder,
         manifest: Manifest,
         clients: Sequence[int],
         *,
@@ -96,27 +58,24 @@ class ShardedData:
         dtype: torch.dtype,
         augment: bool,
         held_out: float = 0.0,  # share of each client's samples that `epoch` leaves out
+        streaming: bool = False,
+        shuffle_buffer: int = 16_384,  # samples of a client that are shuffled at a time
+        workers: int = 2,  # threads that read tars
     ) -> None:
         # rows are the same for all clients, so that a lane's company changes nothing; more rows
         # than the largest client of the run has samples would be filling only
         largest = max((part.samples for part in manifest.clients), default=1)
         self.batch_size = max(1, min(batch_size, largest))
+        self.buffer = max(shuffle_buffer, self.batch_size)  # a batch is filled from one window
         self.views, self.seed, self.device = views, seed, device
         self.kind, self.augment = manifest.kind, augment
         self.normalise = Normalise(manifest, device, dtype)
-        self._parts = {k: manifest.clients[k] for k in clients}
-        self._samples = {
-            k: Samples(*(x.to(device) for x in _held(read_part(folder, part, manifest.shape))))
-            for k, part in self._parts.items()
+        self._parts: dict[int, Part] = {k: manifest.clients[k] for k in clients}
+        reader = Streaming if streaming else Resident
+        self._reader: Reader = reader(folder, manifest, self._parts, device, workers)
+        self._kept_back = {  # rows: held out, trained on
+            k: kept_back(max(1, part.samples), held_out, seed, k) for k, part in self._parts.items()
         }
-        self._kept_back = {k: self._split(k, held_out) for k in self._parts}  # rows, held out first
-
-    def _split(self, client: int, share: float) -> tuple[Tensor, Tensor]:
-        """Rows held out and rows trained on; a client of one sample has it in both."""
-        n = len(self._samples[client].labels)
-        held = held_out_of(n, share)
-        order = torch.randperm(n, generator=generator(self.seed, client, 0, "held out"))
-        return (order[:held] if held else order), order[held:].sort().values
 
     def samples(self, client: int) -> int:
         """How many samples that client holds."""
@@ -138,51 +97,47 @@ class ShardedData:
         self, clients: Sequence[int], round: int, epoch: int, first: int = 0
     ) -> Iterator[Batch]:
         """One local epoch of a lane; a client whose batches are over is inactive."""
-        orders = [self._order(k, round, epoch) for k in clients]
+        epochs = [self._epoch(k, round, epoch, first) for k in clients]
+        trained = torch.tensor([self.trained(k) for k in clients])
         for step in range(first, max(self.steps(k) for k in clients)):
-            yield self._batch(clients, orders, round, epoch, step)
+            held = [samples.batch(step) for samples in epochs]
+            left = trained[:, None] - step * self.batch_size
+            weight = torch.arange(self.batch_size) < left  # [K, B]
+            yield self._batch(held, weight, clients, (round, epoch, step), "augment")
+
+    def _epoch(self, client: int, round: int, epoch: int, first: int) -> Epoch:
+        sizes = [shard.samples for shard in self._parts[client].shards] or [1]
+        draws = generator(self.seed, client, round, "shuffle", epoch)
+        order = epoch_order(self._kept_back[client][1], sizes, self.buffer, draws)
+        return self._reader.epoch(client, order, self.batch_size, first)
 
     def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
         """One batch of held-out samples, drawn at the address of the step it follows."""
-        orders = []
+        held, weight = [], []
+        at = torch.arange(self.batch_size)
         for client in clients:
             rows = self._kept_back[client][0]
             number = epoch * self.steps(client) + step
             draws = generator(self.seed, client, round, "held-out batch", number)
-            orders.append(rows[torch.randperm(len(rows), generator=draws)])
-        return self._batch(clients, orders, round, epoch, step, purpose="held-out views")
-
-    def _order(self, client: int, round: int, epoch: int) -> Tensor:
-        rows = self._kept_back[client][1]
-        draws = generator(self.seed, client, round, "shuffle", epoch)
-        return rows[torch.randperm(len(rows), generator=draws)]
+            order = rows[torch.randperm(len(rows), generator=draws)]
+            held.append(self._reader.take(client, order[at % len(order)]))
+            weight.append(at < (len(order) if self.samples(client) else 0))
+        where = (round, epoch, step)
+        return self._batch(held, torch.stack(weight), clients, where, "held-out views")
 
     def _batch(
         self,
+        held: Sequence[Held],
+        weight: Tensor,
         clients: Sequence[int],
-        orders: list[Tensor],
-        round: int,
-        epoch: int,
-        step: int,
-        purpose: str = "augment",
+        where: tuple[int, int, int],  # round, epoch, step
+        purpose: str,
     ) -> Batch:
-        first = step * self.batch_size if purpose == "augment" else 0
-        at = torch.arange(first, first + self.batch_size)
-        images, labels, weight = [], [], []
-        for client, order in zip(clients, orders, strict=True):
-            held = self._samples[client]
-            rows = self._send(order[at % len(order)])  # cyclically: filling is the client's own
-            images.append(held.images[rows])
-            labels.append(held.labels[rows])
-            weight.append(at < (len(order) if self.samples(client) else 0))
-        active = torch.tensor([step < self.steps(k) for k in clients])
-        stacked = self._views(torch.stack(images), clients, round, epoch, step, purpose)
-        return Batch(
-            stacked,
-            torch.stack(labels),
-            self._send(torch.stack(weight)).to(stacked.dtype),
-            self._send(active),
-        )
+        images, labels = (torch.stack(x) for x in zip(*held, strict=True))
+        stacked = self._views(images, clients, *where, purpose)
+        active = torch.tensor([where[2] < self.steps(k) for k in clients])
+        weight = sent(weight, self.device).to(stacked.dtype)
+        return Batch(stacked, labels, weight, sent(active, self.device))
 
     def _views(
         self,
@@ -195,15 +150,17 @@ class ShardedData:
     ) -> Tensor:
         """[K, B, ...] uint8 to V drawn views of each, [K, V, B, ...] normalised."""
         shape = images.shape[2:]
-        repeated = images[:, None].expand(-1, self.views, -1, *shape)
-        flat = self.normalise.unit(repeated.reshape(-1, *shape))
+        unit = self.normalise.unit(images)[:, None]
+        flat = unit.expand(-1, self.views, -1, *shape).reshape(-1, *shape)
         if self.augment:
             each = self.views * self.batch_size
             draws = [
                 augment.draw(self._draws(k, round, epoch, step, purpose), each, self.kind)
                 for k in clients
             ]
-            flat = augment.apply(flat, self._send(torch.cat(draws)).to(flat.dtype), self.kind)
+            flat = augment.apply(
+                flat, sent(torch.cat(draws), self.device).to(flat.dtype), self.kind
+            )
         return self.normalise(flat).view(len(clients), self.views, self.batch_size, *shape)
 
     def _draws(
@@ -213,12 +170,6 @@ class ShardedData:
         number = epoch * self.steps(client) + step
         return generator(self.seed, client, round, purpose, number)
 
-    def _send(self, values: Tensor) -> Tensor:
-        """To the device, without waiting for it."""
-        if self.device.type == "cuda":
-            values = values.pin_memory()
-        return values.to(self.device, non_blocking=True)
-
 
 class TestSamples:
     """`TestData` from the test shards; every rank holds them all."""
@@ -226,9 +177,9 @@ class TestSamples:
     __test__ = False  # not a test class, whatever pytest thinks of the name
 
     def __init__(
-        self, folder: Path, manifest: Manifest, *, device: torch.device, dtype: torch.dtype
+        self, folder: Folder, manifest: Manifest, *, device: torch.device, dtype: torch.dtype
     ) -> None:
-        images, labels = read_part(folder, manifest.test, manifest.shape)
+        images, labels = read_part(folder, manifest, manifest.test)
         self.images, self.labels = images.to(device), labels.to(device)
         self.shape = manifest.shape
         self.normalise = Normalise(manifest, device, dtype)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from data_shards.folder import Folder
 from data_shards.manifest import NAME, WAY_OUT, Shard, Stored
 from data_shards.raw import reading
 from fedcore.errors import ShardError, StorageError
@@ -55,21 +56,40 @@ def write_tar(work: Path, file: str, samples: Iterable[Mapping[str, Any]]) -> Sh
     """One tar of samples, each `__key__` and bytes by extension; on the disk when it returns."""
     import webdataset as wds
 
-    path, count = work / file, 0
-    with path.open("wb") as raw:
-        writer = wds.TarWriter(raw, encoder=False, mtime=0)
-        try:
-            for sample in samples:
-                writer.write(sample)
-                count += 1
-        except BaseException:
-            # its own finaliser would write the end of the tar to a file that is closed by then
-            writer.tarstream.fileobj = io.BytesIO()
-            raise
-        writer.close()
-        raw.flush()
+    count, held = 0, io.BytesIO()  # at most SHARD_BYTES and a sample
+    writer = wds.TarWriter(held, encoder=False, mtime=0)
+    for sample in samples:
+        writer.write(sample)
+        count += 1
+    writer.close()
+    return write_shard(work, file, held.getbuffer(), count)
+
+
+def filled(samples: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Samples in runs of at most SHARD_BYTES of data; one that is larger is alone."""
+    held: list[dict[str, Any]] = []
+    room = SHARD_BYTES
+    for sample in samples:
+        size = sum(len(value) for key, value in sample.items() if key != "__key__")
+        if held and size > room:
+            yield held
+            held, room = [], SHARD_BYTES
+        held.append(sample)
+        room -= size
+    if held:
+        yield held
+
+
+def write_shard(work: Path, file: str, content: bytes | memoryview, samples: int) -> Shard:
+    """A file of the folder as the manifest has it; on the disk when it returns."""
+    path = work / file
+    with path.open("wb", buffering=0) as raw:
+        view = memoryview(content)
+        while view:
+            view = view[raw.write(view) :]
         os.fsync(raw.fileno())
-    return described(work, file, count)
+    sha256 = hashlib.sha256(content).hexdigest()
+    return Shard(file=file, samples=samples, bytes=path.stat().st_size, sha256=sha256)
 
 
 def described(work: Path, file: str, samples: int) -> Shard:
@@ -78,39 +98,59 @@ def described(work: Path, file: str, samples: int) -> Shard:
     return Shard(file=file, samples=samples, bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
-def read_tars(folder: Path, shards: Sequence[Shard]) -> Iterator[dict[str, Any]]:
+def read_tars(folder: Folder, shards: Sequence[Shard]) -> Iterator[dict[str, Any]]:
     """All samples of some shards in order, after all were checked; `ShardError` names a bad one.
 
     Shards are addressed by client, so no rank or worker splits them.
     """
-    paths = [check(folder, shard) for shard in shards]
-    return (sample for path in paths for sample in _samples(path))
+    contents = [verified(folder, shard) for shard in shards]
+    return (
+        sample
+        for shard, content in zip(shards, contents, strict=True)
+        for sample in samples_of(content, f"{folder}/{shard.file}")
+    )
 
 
-def _samples(path: Path) -> Iterator[dict[str, Any]]:
+def verified(folder: Folder, shard: Shard) -> bytes:
+    """A file's content, read once: what was hashed is what is used.
+
+    Raises `ShardError` naming the file if it is missing or not what was written.
+    """
+    path = local(folder, shard)
+    with _told(path), path.open("rb") as file:
+        content = file.read(shard.bytes + 1)
+    problem = _difference(len(content), hashlib.sha256(content).hexdigest(), shard)
+    if problem:
+        raise ShardError(str(path), problem, WAY_OUT)
+    return content
+
+
+def samples_of(content: bytes, name: str) -> Iterator[dict[str, Any]]:
+    """The samples of a tar: `__key__` and bytes by extension; `ShardError` if it is none."""
     from webdataset.tariterators import group_by_keys
 
-    with reading(path, WAY_OUT):
-        yield from group_by_keys(_members(path))
+    with reading(Path(name), WAY_OUT):
+        yield from group_by_keys(_members(content, name))
 
 
-def _members(path: Path) -> Iterator[dict[str, Any]]:
+def _members(content: bytes, name: str) -> Iterator[dict[str, Any]]:
     """Name and bytes of each file in a tar.
 
     Not by webdataset's own opener: it takes a path that begins with `pipe:` for a command, and
     unpacks what is compressed, of which a small file may hold without end.
     """
-    whole = path.stat().st_size
-    with tarfile.open(path, "r:") as tar:
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
         for member in tar:
-            if not member.isreg() or member.issparse() or member.size > whole:
-                raise ValueError(f"{member.name!r} is no plain file")
+            if not member.isreg() or member.issparse() or member.size > len(content):
+                raise ValueError(f"member {member.name!r} is no plain file")
+            if member.name.startswith("/") or ".." in member.name.split("/"):
+                raise ValueError(f"member {member.name!r} lies outside of the tar")
             file = tar.extractfile(member)
             assert file is not None, "it is a plain file"
-            yield {"fname": member.name, "data": file.read(), "__url__": str(path)}
+            yield {"fname": member.name, "data": file.read(), "__url__": name}
 
 
-def problems(folder: Path, manifest: Stored) -> list[ShardError]:
+def problems(folder: Folder, manifest: Stored) -> list[ShardError]:
     """Every shard that is missing or differs from the manifest."""
     found = []
     for shard in manifest.shards:
@@ -121,28 +161,51 @@ def problems(folder: Path, manifest: Stored) -> list[ShardError]:
     return found
 
 
-def check(folder: Path, shard: Shard) -> Path:
+def check(folder: Folder, shard: Shard) -> Path:
     """The shard's path; `ShardError` naming the file if it is missing or not what was written."""
-    path = inside(folder, shard.file)
-    try:
-        problem = _difference(path, shard)
-    except FileNotFoundError:
-        problem = "missing shard"
-    except OSError as error:  # a failing disk, no permission
-        problem = f"cannot be read: {error.strerror or error}"
+    path = sized(folder, shard)
+    with _told(path):
+        problem = _difference(shard.bytes, sha256_of(path), shard)
     if problem:
         raise ShardError(str(path), problem, WAY_OUT)
     return path
 
 
-def _difference(path: Path, shard: Shard) -> str:
-    """How a file differs from what was written; empty if it does not."""
-    size = path.stat().st_size
+def sized(folder: Folder, shard: Shard) -> Path:
+    """The shard's path; `ShardError` naming the file if it is missing or of another size."""
+    path = local(folder, shard)
+    with _told(path):
+        size = path.stat().st_size
     if size != shard.bytes:
-        return f"truncated or altered: {size} bytes, want {shard.bytes}"
-    found = sha256_of(path)
-    if found != shard.sha256:
-        return f"damaged: sha256 {found[:12]}..., want {shard.sha256[:12]}..."
+        raise ShardError(str(path), _difference(size, "", shard), WAY_OUT)
+    return path
+
+
+def local(folder: Folder, shard: Shard) -> Path:
+    """Where that file is on this machine."""
+    assert isinstance(folder, Path)
+    return inside(folder, shard.file)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """An error of the disk becomes a `ShardError`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ShardError(str(path), "missing shard", WAY_OUT) from None
+    except OSError as error:  # a failing disk, no permission
+        problem = f"cannot be read: {error.strerror or error}"
+        raise ShardError(str(path), problem, WAY_OUT) from None
+
+
+def _difference(size: int, sha256: str, shard: Shard) -> str:
+    """How a file differs from what was written; empty if it does not."""
+    if size != shard.bytes:
+        more = f"{size} bytes" if size < shard.bytes else f"more than {shard.bytes} bytes"
+        return f"truncated or altered: {more}, want {shard.bytes}"
+    if sha256 != shard.sha256:
+        return f"damaged: sha256 {sha256[:12]}..., want {shard.sha256[:12]}..."
     return ""
 
 

@@ -1,27 +1,41 @@
 """Index arrays to webdataset tars: `client_00003/00000.tar`, `test/00000.tar`, `manifest.json`.
 
-A sample is two files: `<index>.u8` (raw uint8, channels first) and `<index>.json` (label, index).
-The same input gives the same bytes. A folder is complete or absent: it is written beside its place
-and renamed.
+A sample is two files: `<index>.json` (label, index) and `<index>.u8` (raw uint8, channels first) or
+the image's own file (`.jpg`, `.png`, `.webp`). The same input gives the same bytes. A folder is
+complete or absent: it is written beside its place and renamed. Tars are made in threads, a few at a
+time: memory is that of a few tars, whatever the dataset has.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_shards import tars
-from data_shards.manifest import ClientPart, Manifest, Part
+from data_shards import rawtar, tars
+from data_shards.manifest import ClientPart, Manifest, Part, Shard
 from data_shards.samples import Samples
 from data_shards.sources import Source, checked
-from data_shards.tars import complete_or_absent, write_manifest, write_tar
+from data_shards.tars import complete_or_absent, filled, write_manifest, write_shard, write_tar
 
 Tick = Callable[[str], None]
+Rows = NDArray[np.int64]
+LEVELS = np.arange(256, dtype=np.int64)  # of a pixel
+THREADS = min(8, os.cpu_count() or 1)
+
+
+class Dealt(NamedTuple):
+    """What one client is given: rows it trains on, and rows set aside (null: none are)."""
+
+    train: Rows
+    validation: Rows | None = None
 
 
 def write(
@@ -30,84 +44,138 @@ def write(
     source: Source,
     train: Samples,
     test: Samples,
-    parts: Sequence[NDArray[np.int64]],
+    dealt: Sequence[Dealt],
     settings: dict[str, Any],
     tick: Tick = lambda name: None,
+    *,
+    original: bool = False,
 ) -> Manifest:
     """Write all shards of a partition into `folder`, which appears only when complete.
 
-    tick is told the name of each part that is done. Raises `ShardError` for arrays that cannot be
-    trained on, `StorageError` when the disk is full or not writable; nothing is left then.
+    tick is told the name of each part that is done; original: images that have files of their own
+    are stored as those. Raises `ShardError` for samples that cannot be trained on, `StorageError`
+    when the disk is full or not writable; nothing is left then.
     """
+    classes = checked(name, source, train, test)
     with complete_or_absent(folder) as work:
-        manifest = _write_all(work, name, source, train, test, parts, settings, tick)
+        parts = _written(work, _parts(dealt, train, test), classes, original, tick)
+        mean, std = source.mean, source.std
+        if mean is None or std is None:
+            mean, std = channel_statistics(train)
+        manifest = Manifest(
+            source=name,
+            kind=source.kind,
+            encoding="original" if original else "raw",
+            classes=classes,
+            shape=train.shape,
+            mean=mean,
+            std=std,
+            partition=settings,
+            clients=tuple(_clients(len(dealt), parts)),
+            test=parts["test"],
+        )
         write_manifest(work, manifest)
     return manifest
 
 
-def _write_all(
+def _parts(
+    dealt: Sequence[Dealt], train: Samples, test: Samples
+) -> Iterator[tuple[str, Samples, Rows]]:
+    """Folder and rows of every part."""
+    for client, rows in enumerate(dealt):
+        yield f"client_{client:05d}", train, rows.train
+        if rows.validation is not None:
+            yield f"validation_{client:05d}", train, rows.validation
+    yield "test", test, np.arange(len(test.labels), dtype=np.int64)
+
+
+def _clients(count: int, parts: dict[str, Part]) -> Iterator[ClientPart]:
+    for client in range(count):
+        own, aside = parts[f"client_{client:05d}"], parts.get(f"validation_{client:05d}")
+        yield ClientPart(client=client, validation=aside, **dict(own))
+
+
+def _written(
     work: Path,
-    name: str,
-    source: Source,
-    train: Samples,
-    test: Samples,
-    parts: Sequence[NDArray[np.int64]],
-    settings: dict[str, Any],
+    parts: Iterator[tuple[str, Samples, Rows]],
+    classes: int,
+    original: bool,
     tick: Tick,
-) -> Manifest:
-    classes = checked(name, source, train, test)
-    mean, std = channel_statistics(train.pixels(np.arange(len(train.labels))))
-    clients = []
-    for client, indices in enumerate(parts):
-        part = _write_part(work, f"client_{client:05d}", train, indices, classes)
-        clients.append(ClientPart(client=client, **part.model_dump()))
-        tick(f"client {client}")
-    everything = np.arange(len(test.labels), dtype=np.int64)
-    held_out = _write_part(work, "test", test, everything, classes)
-    tick("test")
-    return Manifest(
-        source=name,
-        kind=source.kind,
-        classes=classes,
-        shape=train.shape,
-        mean=source.mean or mean,
-        std=source.std or std,
-        partition=settings,
-        clients=tuple(clients),
-        test=held_out,
-    )
+) -> dict[str, Part]:
+    """Every part by its folder's name; its tars are made in threads."""
+    done: dict[str, Part] = {}
+    with ThreadPoolExecutor(THREADS) as pool:
+        jobs = [
+            (folder, samples.labels[rows], _submit(pool, work / folder, samples, rows, original))
+            for folder, samples, rows in parts
+        ]
+        try:
+            for folder, labels, futures in jobs:
+                shards = tuple(shard for future in futures for shard in future.result())
+                counts = tuple(np.bincount(labels, minlength=classes).tolist())
+                done[folder] = Part(samples=len(labels), label_counts=counts, shards=shards)
+                tick(folder)
+        except BaseException:  # the disk is full: the others need not try
+            pool.shutdown(cancel_futures=True)
+            raise
+    return done
 
 
-def channel_statistics(
-    images: NDArray[np.uint8],
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of images [M, channels, H, W], in 0...1."""
-    flat = images.transpose(1, 0, 2, 3).reshape(images.shape[1], -1).astype(np.float64) / 255
-    std = np.maximum(flat.std(1), 1e-3)  # a constant channel must not divide by zero
-    return tuple(flat.mean(1).round(6).tolist()), tuple(std.round(6).tolist())
-
-
-def _write_part(
-    work: Path, name: str, data: Samples, indices: NDArray[np.int64], classes: int
-) -> Part:
-    """One client's (or the test split's) tars, each with at most SHARD_BYTES of images."""
-    each = max(1, tars.SHARD_BYTES // math.prod(data.shape))
-    chunks = [indices[i : i + each] for i in range(0, len(indices), each)]
-    (work / name).mkdir()
-    shards = [
-        write_tar(work, f"{name}/{number:05d}.tar", _samples(data, chunk))
-        for number, chunk in enumerate(chunks)
+def _submit(
+    pool: ThreadPoolExecutor, folder: Path, samples: Samples, rows: Rows, original: bool
+) -> list[Future[list[Shard]]]:
+    """A job for each tar; for images as they came, whose sizes are not known, one for the part."""
+    folder.mkdir()
+    if original or not rawtar.fits(rows):
+        return [pool.submit(_write_files, folder, samples, rows, original)]
+    each = max(1, tars.SHARD_BYTES // rawtar.stride(math.prod(samples.shape)))
+    return [
+        pool.submit(_write_raw, folder, number, samples, rows[start : start + each])
+        for number, start in enumerate(range(0, len(rows), each))
     ]
-    counts = np.bincount(data.labels[indices], minlength=classes)
-    return Part(samples=len(indices), label_counts=tuple(counts.tolist()), shards=tuple(shards))
 
 
-def _samples(data: Samples, indices: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-    """What stands in a tar for each index."""
-    for index in indices.tolist():
-        text = f'{{"label": {int(data.labels[index])}, "index": {index}}}'.encode()
-        yield {
-            "__key__": f"{index:08d}",
-            "u8": data.pixels(np.array([index])).tobytes(),
-            "json": text,
-        }
+def _write_raw(folder: Path, number: int, samples: Samples, rows: Rows) -> list[Shard]:
+    """A tar of pixels."""
+    content = rawtar.encoded(rows, samples.labels[rows], samples.pixels(rows))
+    file = f"{folder.name}/{number:05d}.tar"
+    return [write_shard(folder.parent, file, content.data, len(rows))]
+
+
+def _write_files(folder: Path, samples: Samples, rows: Rows, original: bool) -> list[Shard]:
+    """A part's tars, in which an image may stand as the file it came as."""
+    return [
+        write_tar(folder.parent, f"{folder.name}/{number:05d}.tar", some)
+        for number, some in enumerate(filled(_entries(samples, rows, original)))
+    ]
+
+
+def _entries(samples: Samples, rows: Rows, original: bool) -> Iterator[dict[str, Any]]:
+    """What stands in a tar for each row."""
+    for row in rows.tolist():
+        file = samples.file(row) if original else None
+        name, data = file or ("u8", samples.pixels(np.array([row])).tobytes())
+        about = {"label": int(samples.labels[row]), "index": row}
+        yield {"__key__": f"{row:08d}", name: data, "json": json.dumps(about).encode()}
+
+
+def channel_statistics(samples: Samples) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of all images, in 0...1; sums are exact."""
+    channels, height, width = samples.shape
+    sums, squares = np.zeros(channels, dtype=object), np.zeros(channels, dtype=object)
+    each = max(1, tars.SHARD_BYTES // (8 * math.prod(samples.shape)))
+    for start in range(0, len(samples.labels), each):
+        rows = np.arange(start, min(start + each, len(samples.labels)), dtype=np.int64)
+        images = samples.pixels(rows)
+        for channel in range(channels):
+            counts = np.bincount(images[:, channel].reshape(-1), minlength=256)
+            sums[channel] += int(counts @ LEVELS)
+            squares[channel] += int(counts @ LEVELS**2)
+    pixels = len(samples.labels) * height * width
+    means = [int(x) / pixels for x in sums]
+    spreads = [math.sqrt(max(0.0, q / pixels - m * m)) for q, m in zip(squares, means, strict=True)]
+    # a constant channel must not divide by zero
+    return (
+        tuple(round(m / 255, 6) for m in means),
+        tuple(round(max(s / 255, 1e-3), 6) for s in spreads),
+    )

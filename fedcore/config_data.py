@@ -87,7 +87,7 @@ class DataConfig(Section):
     reading: Literal["auto", "resident", "streaming"] = "auto"
     """resident: a rank holds its clients' samples on its device; streaming: it reads them as they
     are trained on; auto: resident if they take at most half of the free memory. Equal batches."""
-    shuffle_buffer: Annotated[int, Field(ge=1, le=100_000_000)] = 65_536
+    shuffle_buffer: Annotated[int, Field(ge=1, le=100_000_000)] = 16_384
     """Samples of a client that are shuffled at a time; all, if it has no more."""
     workers: Annotated[int, Field(ge=1, le=256)] = 2
     """Threads of a rank that read shards ahead of training."""

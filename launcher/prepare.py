@@ -12,7 +12,7 @@ from data_shards.manifest import NAME, Manifest
 from data_shards.partition import partition
 from data_shards.sources import SOURCES, Split, loaded
 from data_shards.tars import sha256_of
-from data_shards.write import Tick, write
+from data_shards.write import Dealt, Tick, write
 from fedcore.config import RunConfig
 from fedcore.errors import ShardError
 from launcher.once import once
@@ -78,7 +78,8 @@ def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
     data, source = config.data, SOURCES.get(config.data.source)
     train, test = loaded(source, data, Split.TRAIN), loaded(source, data, Split.TEST)
     parts = partition(train.labels, data, config.clients.count, config.partition_seed)
-    write(folder, data.source, source, train, test, parts, settings(config), tick)
+    dealt = [Dealt(rows) for rows in parts]
+    write(folder, data.source, source, train, test, dealt, settings(config), tick)
 
 
 def ensure(config: RunConfig) -> Path:

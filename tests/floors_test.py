@@ -54,7 +54,7 @@ DOORS = {
         "launcher.world",
         "launcher.doctor.group",
     },
-    "webdataset": {"data_shards.tars"},
+    "webdataset": {"data_shards.tars", "data_shards.stream"},
     "prometheus_client": {"fedcore.telemetry.exporter_main"},
     "safetensors": {
         "fedcore.checkpoint",

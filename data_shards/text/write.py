@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from data_shards import tars
-from data_shards.tars import complete_or_absent, described, write_manifest, write_tar
+from data_shards.tars import complete_or_absent, described, filled, write_manifest, write_tar
 from data_shards.text.corpus import Corpus, Document
 from data_shards.text.deal import deal, held_out
 from data_shards.text.manifest import (
@@ -93,7 +92,7 @@ def _write_part(
     """One part's tars, each with at most SHARD_BYTES of tokens unless one document has more."""
     (work / name).mkdir()
     tokens, shards = 0, []
-    for number, samples in enumerate(_filled(_samples(documents, indices, words), words)):
+    for number, samples in enumerate(filled(_samples(documents, indices, words))):
         shards.append(write_tar(work, f"{name}/{number:05d}.tar", samples))
         tokens += sum(_size(sample, words) for sample in samples) // _width(words)
     tick(name)
@@ -121,20 +120,6 @@ def _samples(
                 extension: ended.tobytes(),
                 "json": json.dumps(about).encode(),
             }
-
-
-def _filled(samples: Iterator[dict[str, Any]], words: Tokenizer) -> Iterator[list[dict[str, Any]]]:
-    """Samples in runs of at most SHARD_BYTES of tokens; one that is larger is alone."""
-    held: list[dict[str, Any]] = []
-    room = tars.SHARD_BYTES
-    for sample in samples:
-        size = _size(sample, words)
-        if held and size > room:
-            yield held
-            held, room = [], tars.SHARD_BYTES
-        held.append(sample)
-        room -= size
-    yield held
 
 
 def _size(sample: dict[str, Any], words: Tokenizer) -> int:

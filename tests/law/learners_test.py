@@ -95,21 +95,17 @@ def test_hypergradient_is_the_derivative_of_the_held_out_loss(horizon: int, slot
 
 
 def test_samples_held_out_are_never_trained_on() -> None:
-    from data_shards.read import Samples, ShardedData
+    from data_shards.order import kept_back
 
-    data = object.__new__(ShardedData)
-    data.seed = 3
-    images = torch.zeros(10, 1, 2, 2, dtype=torch.uint8)
     for n, held in ((10, 2), (2, 1), (1, 0)):
-        data._samples = {0: Samples(images[:n], torch.zeros(n).long())}
-        out, kept = data._split(0, 0.2)
+        out, kept = kept_back(n, 0.2, seed=3, client=0)
         assert len(kept) == n - held
         if held:
             assert len(out) == held
             assert sorted([*out.tolist(), *kept.tolist()]) == list(range(n))
         else:  # a client of one sample has nothing to spare
             assert out.tolist() == kept.tolist() == [0]
-    assert data._split(0, 0.0)[1].tolist() == [0]
+    assert kept_back(1, 0.0, seed=3, client=0)[1].tolist() == [0]
 
 
 def test_a_horizon_longer_than_an_epoch_is_told() -> None:

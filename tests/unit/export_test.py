@@ -15,7 +15,7 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from data_shards.manifest import Manifest
-from data_shards.read import read_part
+from data_shards.resident import read_part
 from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
 from launcher.cli import Request, load_config
@@ -52,7 +52,7 @@ def exported(run: Path, out: Path, *words: str) -> Path:
 def test_set(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
     store = store_dir(RunConfig.load(run / "config.yaml"))
     manifest = Manifest.load(store)
-    return read_part(store, manifest.test, manifest.shape)
+    return read_part(store, manifest, manifest.test)
 
 
 test_set.__test__ = False  # type: ignore[attr-defined]

@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from data_shards.manifest import Manifest
-from data_shards.read import read_part
+from data_shards.resident import read_part
 from data_shards.sources import Arrays, Source
-from data_shards.write import write
+from data_shards.write import Dealt, write
 from fedcore.checkpoint import Checkpoint
 from fedcore.checkpoint_index import sealed
 from fedcore.checkpoint_writer import Checkpoints, Contents
@@ -93,7 +93,7 @@ def shards(tmp_path: Path) -> Path:
     arrays = Arrays(images, np.arange(9, dtype=np.int64) % 3)
     source = Source(lambda root, split: arrays, kind="digits", about="")
     place = tmp_path / "store" / "toy"
-    write(place, "toy", source, arrays, arrays, [np.arange(9)], {})
+    write(place, "toy", source, arrays, arrays, [Dealt(np.arange(9))], {})
     return place
 
 
@@ -110,7 +110,7 @@ def replace_tar(shards: Path, content: bytes) -> Path:
 
 def read_first(shards: Path) -> Any:
     manifest = Manifest.load(shards)
-    return read_part(shards, manifest.clients[0], manifest.shape)
+    return read_part(shards, manifest, manifest.clients[0])
 
 
 def tar_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
@@ -148,8 +148,9 @@ def test_a_tar_holds_plain_files_only(shards: Path, tmp_path: Path) -> None:
             read_first(shards)
 
 
+@pytest.mark.parametrize("folder", ["", "sub/", "../../", "/", "/tmp/", "sub/../"])
 def test_names_in_a_tar_make_no_files_and_code_in_it_is_not_run(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pickled = b"cos\nsystem\n(S'touch owned'\ntR."
@@ -157,10 +158,14 @@ def test_names_in_a_tar_make_no_files_and_code_in_it_is_not_run(
     for row in range(9):
         label = json.dumps({"label": row % 3}).encode()
         for end, data in (("u8", bytes(16)), ("json", label), ("pyd", pickled), ("pth", pickled)):
-            members.append((tarfile.TarInfo(f"../../{row}.{end}"), data))
+            members.append((tarfile.TarInfo(f"{folder}{row}.{end}"), data))
     replace_tar(shards, tar_of(*members))
     before = sorted(tmp_path.rglob("*"))
-    assert read_first(shards).labels.tolist() == [0, 1, 2] * 3
+    if folder in ("", "sub/"):
+        assert read_first(shards).labels.tolist() == [0, 1, 2] * 3
+    else:
+        with pytest.raises(ShardError, match="lies outside of the tar"):
+            read_first(shards)
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -17,10 +17,11 @@ from filelock import FileLock
 from typer.testing import CliRunner
 
 from data_shards.manifest import Manifest
-from data_shards.read import ShardedData, read_part
+from data_shards.read import ShardedData
+from data_shards.resident import read_part
 from data_shards.sources import Arrays, Source
 from data_shards.tars import problems
-from data_shards.write import write
+from data_shards.write import Dealt, write
 from fedcore.config import RunConfig
 from fedcore.errors import ShardError, StorageError
 from launcher import prepare
@@ -34,7 +35,15 @@ SOURCE = Source(lambda root, split: ARRAYS, kind="digits", about="a test")
 
 def toy(folder: Path) -> Path:
     """Shards of a client with all samples and one without any."""
-    write(folder, "toy", SOURCE, ARRAYS, ARRAYS, [np.arange(12), np.zeros(0, dtype=np.int64)], {})
+    write(
+        folder,
+        "toy",
+        SOURCE,
+        ARRAYS,
+        ARRAYS,
+        [Dealt(np.arange(12)), Dealt(np.zeros(0, dtype=np.int64))],
+        {},
+    )
     return folder
 
 
@@ -132,7 +141,7 @@ def _write_and_wait(folder: Path, started: multiprocessing.synchronize.Event) ->
         started.set()
         threading.Event().wait(60)
 
-    write(folder, "toy", SOURCE, ARRAYS, ARRAYS, [np.arange(12)], {}, hold)
+    write(folder, "toy", SOURCE, ARRAYS, ARRAYS, [Dealt(np.arange(12))], {}, hold)
 
 
 def test_a_killed_writer_leaves_no_shards_and_no_obstacle(tmp_path: Path) -> None:
@@ -155,7 +164,9 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(tmp_path / "toy", "toy", SOURCE, ARRAYS, ARRAYS, [np.arange(12)], {}, interrupt)
+        write(
+            tmp_path / "toy", "toy", SOURCE, ARRAYS, ARRAYS, [Dealt(np.arange(12))], {}, interrupt
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -193,7 +204,7 @@ def test_shards_are_read_alike_on_any_rank(tmp_path: Path, monkeypatch) -> None:
     manifest = Manifest.load(folder)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "3")
-    samples = read_part(folder, manifest.clients[0], manifest.shape)
+    samples = read_part(folder, manifest, manifest.clients[0])
     assert np.array_equal(samples.images.numpy(), ARRAYS.images)
 
 

@@ -15,7 +15,7 @@ from scipy.io import savemat
 
 from data_shards.manifest import Manifest
 from data_shards.raw import located
-from data_shards.read import read_part
+from data_shards.resident import read_part
 from data_shards.sources import SOURCES, Split
 from data_shards.unpickle import unpickle
 from fedcore.config import RunConfig
@@ -288,7 +288,7 @@ def test_raw_files_become_shards_and_come_back(tmp_path: Path, name: str) -> Non
     assert (manifest.mean, manifest.std) == (source.mean, source.std)
     train, test = (load(name, root, split) for split in Split)
     assert sum(client.samples for client in manifest.clients) == len(train.labels)
-    held_out = read_part(folder, manifest.test, manifest.shape)
+    held_out = read_part(folder, manifest, manifest.test)
     assert (held_out.images.numpy() == test.images).all()
     assert (held_out.labels.numpy() == test.labels).all()
 

@@ -12,10 +12,11 @@ import torch
 from typer.testing import CliRunner
 
 from data_shards.manifest import Manifest
-from data_shards.read import ShardedData, TestSamples, read_part
+from data_shards.read import ShardedData, TestSamples
+from data_shards.resident import read_part
 from data_shards.sources import SOURCES, Arrays, Source, Split
 from data_shards.tars import problems
-from data_shards.write import write
+from data_shards.write import Dealt, write
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, ShardError, StorageError
 from launcher import prepare
@@ -25,6 +26,7 @@ SHAPE = (1, 4, 4)
 CPU = torch.device("cpu")
 # client 0 is usual, 1 has none, 2 has one class, 3 has a single sample
 PARTS = [np.arange(0, 11), np.zeros(0, dtype=np.int64), np.array([11, 14, 17]), np.array([12])]
+DEALT = [Dealt(rows) for rows in PARTS]
 
 
 def arrays(samples: int = 18) -> Arrays:
@@ -39,7 +41,7 @@ SOURCE = Source(lambda root, split: arrays(), kind="digits", about="a test")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     place = tmp_path / "store" / "toy"
-    write(place, "toy", SOURCE, arrays(), arrays(7), PARTS, {"name": "by hand"})
+    write(place, "toy", SOURCE, arrays(), arrays(7), DEALT, {"name": "by hand"})
     return place
 
 
@@ -60,7 +62,7 @@ def data(folder: Path, clients: list[int], *, augment: bool = True, batch: int =
 def test_samples_come_back_bit_for_bit(folder: Path) -> None:
     manifest = Manifest.load(folder)
     for part, indices in zip(manifest.clients, PARTS, strict=True):
-        images, labels = read_part(folder, part, manifest.shape)
+        images, labels = read_part(folder, manifest, part)
         assert np.array_equal(images.numpy(), arrays().images[indices])
         assert np.array_equal(labels.numpy(), arrays().labels[indices])
         assert part.label_counts == tuple(np.bincount(labels.numpy(), minlength=3))
@@ -70,7 +72,7 @@ def test_samples_come_back_bit_for_bit(folder: Path) -> None:
 
 def test_the_same_input_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    write(other, "toy", SOURCE, arrays(), arrays(7), PARTS, {"name": "by hand"})
+    write(other, "toy", SOURCE, arrays(), arrays(7), DEALT, {"name": "by hand"})
     for file in folder.rglob("*.*"):
         assert file.read_bytes() == (other / file.relative_to(folder)).read_bytes()
 
@@ -78,10 +80,10 @@ def test_the_same_input_gives_the_same_bytes(folder: Path, tmp_path: Path) -> No
 def test_large_parts_are_cut_into_several_tars(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_shards.tars.SHARD_BYTES", 64)  # four images of 16 bytes
-    manifest = write(tmp_path / "s", "toy", SOURCE, arrays(), arrays(7), PARTS, {})
+    monkeypatch.setattr("data_shards.tars.SHARD_BYTES", 4 * 2048)  # four samples with their headers
+    manifest = write(tmp_path / "s", "toy", SOURCE, arrays(), arrays(7), DEALT, {})
     assert [s.samples for s in manifest.clients[0].shards] == [4, 4, 3]
-    assert read_part(tmp_path / "s", manifest.clients[0], SHAPE).labels.tolist() == [
+    assert read_part(tmp_path / "s", manifest, manifest.clients[0]).labels.tolist() == [
         *arrays().labels[:11]
     ]
 
@@ -109,7 +111,7 @@ def test_damage_names_the_shard_and_the_way_out(folder: Path, damage, words: str
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format_version": 2}, "format_version"),
+        ({"format_version": 3}, "format_version"),
         ({"classes": "ten"}, "classes"),
         ({"unknown": 1}, "unknown"),
         (
@@ -206,13 +208,13 @@ def test_a_full_disk_leaves_nothing_half_made(tmp_path: Path, monkeypatch) -> No
 
     monkeypatch.setattr("data_shards.tars.os.fsync", full)
     with pytest.raises(StorageError, match="No space left"):
-        write(tmp_path / "s", "toy", SOURCE, arrays(), arrays(7), PARTS, {})
+        write(tmp_path / "s", "toy", SOURCE, arrays(), arrays(7), DEALT, {})
     assert not list(tmp_path.iterdir())
 
 
 def test_what_a_dead_writer_left_is_cleared(tmp_path: Path) -> None:
     (tmp_path / ".s.part" / "junk").mkdir(parents=True)
-    write(tmp_path / "s", "toy", SOURCE, arrays(), arrays(7), PARTS, {})
+    write(tmp_path / "s", "toy", SOURCE, arrays(), arrays(7), DEALT, {})
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
     assert not (tmp_path / "s" / "junk").exists()
 
@@ -246,10 +248,10 @@ def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
 def test_bundled_sources(name: str) -> None:
     source = SOURCES.get(name)
     train, test = source.load(None, Split.TRAIN), source.load(None, Split.TEST)
-    for images, labels in (train, test):
-        assert images.dtype == np.uint8
-        assert images.shape[1:] == source.shape
-        assert set(labels.tolist()) == set(range(source.classes or 0))
+    for samples in (train, test):
+        assert samples.images.dtype == np.uint8
+        assert samples.shape == source.shape
+        assert set(samples.labels.tolist()) == set(range(source.classes or 0))
     assert train.images.max() == 255
     total = len(train.labels) + len(test.labels)
     assert total == {"digits": 1797, "mnist5k": 5000}[name]

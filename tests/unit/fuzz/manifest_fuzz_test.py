@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from data_shards.manifest import Manifest
-from data_shards.read import read_part
+from data_shards.resident import read_part
 from data_shards.sources import Arrays, Source
 from data_shards.tars import problems
 from data_shards.text.manifest import TokenManifest, load_any
 from data_shards.text.read import TokenStream
 from data_shards.text.tokenizers import load
-from data_shards.write import write
+from data_shards.write import Dealt, write
 from fedcore.errors import ShardError
 from tests.unit.data_shards.text_shards_test import make
 from tests.unit.fuzz.hostile import REFUSED, bytes_changed, cases, json_changed, read
@@ -30,7 +30,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arrays = Arrays(pixels, np.arange(9, dtype=np.int64) % 3)
     source = Source(lambda root, split: arrays, kind="digits", about="")
     place = tmp_path_factory.mktemp("images") / "toy"
-    parts = [np.arange(5), np.zeros(0, dtype=np.int64), np.arange(5, 9)]
+    parts = [Dealt(np.arange(start, stop)) for start, stop in ((0, 5), (5, 5), (5, 9))]
     write(place, "toy", source, arrays, arrays, parts, {"name": "by hand"})
     return place
 
@@ -45,7 +45,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def all_images(folder: Path) -> list[Any]:
     manifest = Manifest.load(folder)
     parts = (*manifest.clients, manifest.test)
-    return [x for part in parts for x in read_part(folder, part, manifest.shape)]
+    return [x for part in parts for x in read_part(folder, manifest, part)]
 
 
 def all_tokens(folder: Path) -> list[Any]:
