@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -129,11 +132,11 @@ def _group(
     model: ProtoHead,
     world: World,
 ) -> ClientGroup:
-    dtype = DTYPES[config.precision]
+    dtype, clients = DTYPES[config.precision], [k for lane in lanes for k in lane]
     data = ShardedData(
         store,
         manifest,
-        [k for lane in lanes for k in lane],
+        clients,
         batch_size=config.clients.batch_size,
         views=config.clients.views,
         seed=config.seed,
@@ -141,6 +144,9 @@ def _group(
         dtype=dtype,
         augment=config.data.augment,
         held_out=algorithm.held_out,
+        streaming=is_streamed(config, manifest, clients, world),
+        shuffle_buffer=config.data.shuffle_buffer,
+        workers=config.data.workers,
     )
     model.to(world.device, dtype)
     return ClientGroup(
@@ -154,6 +160,23 @@ def _group(
         autocast=config.precision == "bf16",
         out_of_memory=config.clients.out_of_memory,
     )
+
+
+def is_streamed(
+    config: RunConfig, manifest: Manifest, clients: Sequence[int], world: World
+) -> bool:
+    """Whether this rank reads its samples as it trains: asked to, or they would not fit."""
+    if config.data.reading != "auto":
+        return config.data.reading == "streaming"
+    held = sum(manifest.clients[k].samples for k in clients) * math.prod(manifest.shape)
+    return 2 * held > free_memory(world)
+
+
+def free_memory(world: World) -> int:
+    """Bytes that this rank may still take on its device; of a shared memory, its share."""
+    if world.device.type == "cuda":
+        return torch.cuda.mem_get_info(world.device)[0]
+    return psutil.virtual_memory().available // world.place.local_size
 
 
 def hyper(config: RunConfig) -> Hyper:
