@@ -7,6 +7,7 @@ CPU and sent ahead.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -30,12 +31,12 @@ class Normalise:
         self.std = torch.tensor(manifest.std, dtype=dtype, device=device)[:, None, None]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images in 0...1 to network input."""
-        return (images - self.mean) / self.std
+        """Images in 0...1 to network input, in their place."""
+        return images.sub_(self.mean).div_(self.std)
 
     def unit(self, images: Tensor) -> Tensor:
-        """uint8 to 0...1."""
-        return images.to(self.dtype) / 255
+        """uint8 to 0...1, as new images."""
+        return images.to(self.dtype).div_(255)
 
 
 class ShardedData:
@@ -71,6 +72,10 @@ class ShardedData:
         self.kind, self.augment = manifest.kind, augment
         self.normalise = Normalise(manifest, device, dtype)
         self._parts: dict[int, Part] = {k: manifest.clients[k] for k in clients}
+        self._places = torch.arange(self.batch_size)
+        # what nearly every batch has is made once
+        self._all_ones = lru_cache(partial(_ones, self.batch_size, device, dtype))
+        self._flags = lru_cache(partial(_flags, device))
         reader = Streaming if streaming else Resident
         self._reader: Reader = reader(folder, manifest, self._parts, device, workers)
         self._kept_back = {  # rows: held out, trained on
@@ -98,12 +103,11 @@ class ShardedData:
     ) -> Iterator[Batch]:
         """One local epoch of a lane; a client whose batches are over is inactive."""
         epochs = [self._epoch(k, round, epoch, first) for k in clients]
-        trained = torch.tensor([self.trained(k) for k in clients])
+        trained = [self.trained(k) for k in clients]
         for step in range(first, max(self.steps(k) for k in clients)):
             held = [samples.batch(step) for samples in epochs]
-            left = trained[:, None] - step * self.batch_size
-            weight = torch.arange(self.batch_size) < left  # [K, B]
-            yield self._batch(held, weight, clients, (round, epoch, step), "augment")
+            left = [n - step * self.batch_size for n in trained]
+            yield self._batch(held, left, clients, (round, epoch, step), "augment")
 
     def _epoch(self, client: int, round: int, epoch: int, first: int) -> Epoch:
         sizes = [shard.samples for shard in self._parts[client].shards] or [1]
@@ -113,31 +117,35 @@ class ShardedData:
 
     def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
         """One batch of held-out samples, drawn at the address of the step it follows."""
-        held, weight = [], []
-        at = torch.arange(self.batch_size)
+        held, left = [], []
         for client in clients:
             rows = self._kept_back[client][0]
             number = epoch * self.steps(client) + step
             draws = generator(self.seed, client, round, "held-out batch", number)
             order = rows[torch.randperm(len(rows), generator=draws)]
-            held.append(self._reader.take(client, order[at % len(order)]))
-            weight.append(at < (len(order) if self.samples(client) else 0))
-        where = (round, epoch, step)
-        return self._batch(held, torch.stack(weight), clients, where, "held-out views")
+            held.append(self._reader.take(client, order[self._places % len(order)]))
+            left.append(len(order) if self.samples(client) else 0)
+        return self._batch(held, left, clients, (round, epoch, step), "held-out views")
 
     def _batch(
         self,
         held: Sequence[Held],
-        weight: Tensor,
+        left: Sequence[int],  # of each client's samples, from this batch on
         clients: Sequence[int],
         where: tuple[int, int, int],  # round, epoch, step
         purpose: str,
     ) -> Batch:
-        images, labels = (torch.stack(x) for x in zip(*held, strict=True))
+        images, labels = (x[0][None] if len(x) == 1 else torch.stack(x) for x in zip(*held))
         stacked = self._views(images, clients, *where, purpose)
-        active = torch.tensor([where[2] < self.steps(k) for k in clients])
-        weight = sent(weight, self.device).to(stacked.dtype)
-        return Batch(stacked, labels, weight, sent(active, self.device))
+        active = tuple(where[2] < self.steps(k) for k in clients)
+        full = all(n >= self.batch_size for n in left)
+        weight = self._all_ones(len(clients)) if full else self._weight(left)
+        return Batch(stacked, labels, weight, self._flags(active))
+
+    def _weight(self, left: Sequence[int]) -> Tensor:
+        """1 for a sample of this batch, 0 for filling: [K, B]."""
+        weight = self._places < torch.tensor(left)[:, None]
+        return sent(weight, self.device).to(self.normalise.dtype)
 
     def _views(
         self,
@@ -151,6 +159,7 @@ class ShardedData:
         """[K, B, ...] uint8 to V drawn views of each, [K, V, B, ...] normalised."""
         shape = images.shape[2:]
         unit = self.normalise.unit(images)[:, None]
+        # views that are changed in place must not share their memory
         flat = unit.expand(-1, self.views, -1, *shape).reshape(-1, *shape)
         if self.augment:
             each = self.views * self.batch_size
@@ -169,6 +178,14 @@ class ShardedData:
         """Addressed by the step within the round, as everything else of a step is."""
         number = epoch * self.steps(client) + step
         return generator(self.seed, client, round, purpose, number)
+
+
+def _ones(rows: int, device: torch.device, dtype: torch.dtype, clients: int) -> Tensor:
+    return torch.ones(clients, rows, device=device, dtype=dtype)
+
+
+def _flags(device: torch.device, values: tuple[bool, ...]) -> Tensor:
+    return torch.tensor(values, device=device)
 
 
 class TestSamples:

@@ -119,9 +119,12 @@ class ResidentEpoch(NamedTuple):
 
     def batch(self, step: int) -> Held:
         """B samples, cyclically: filling is the client's own."""
-        start = step * self.size if step * self.size < len(self.rows) else 0  # 0: inactive
-        at = torch.arange(start, start + self.size)
-        return self.reader.take(self.client, self.rows[at % len(self.rows)])
+        start, n = step * self.size, len(self.rows)
+        if start + self.size <= n:
+            return self.reader.take(self.client, self.rows[start : start + self.size])
+        start = start if start < n else 0  # 0: inactive
+        at = torch.arange(start, start + self.size) % n
+        return self.reader.take(self.client, self.rows[at])
 
 
 def blank(manifest: Manifest) -> Held:
