@@ -67,7 +67,7 @@ def iid(labels: Labels, clients: int, run_seed: int) -> Parts:
 def dirichlet(
     labels: Labels, clients: int, alpha: float, run_seed: int, min_samples: int = 0
 ) -> Parts:
-    """Per class, proportions ~ Dir(alpha 1_N) (Hsu et al. 2019).
+    """Per class, proportions ~ Dir(alpha 1_N) (Yurochkin et al. 2019).
 
     Counts are floored; the remainder goes one each to distinct random clients. With `min_samples`,
     all classes are drawn again until the smallest client has that many (Li et al. 2022).

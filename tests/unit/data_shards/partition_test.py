@@ -83,7 +83,7 @@ def test_by_label_gives_each_client_its_number_of_classes(labels, clients, each,
 
 
 def published(labels: np.ndarray, clients: int, alpha: float, run: int, attempt: int = 0) -> Parts:
-    """Hsu et al. 2019 as one would write it down, a sample at a time."""
+    """Yurochkin et al. 2019 as one would write it down, a sample at a time."""
     parts: list[list[int]] = [[] for _ in range(clients)]
     for label in sorted(set(labels.tolist())):
         draws = np.random.default_rng(seed(run, EVERYONE, attempt, "partition", label))
