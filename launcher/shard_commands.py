@@ -136,7 +136,6 @@ def show(
     """
     from data_shards.text.manifest import load_any
     from launcher.doctor.table import PIPE_WIDTH
-    from launcher.shard_plot import plot
     from launcher.shard_tables import remarks, table
 
     folder = _folder(place, overrides)
@@ -146,4 +145,6 @@ def show(
     for line in remarks(manifest, clients):
         typer.echo(line)
     if png is not None:
+        from launcher.shard_plot import plot
+
         typer.echo(f"drawn: {plot(manifest, png)}")

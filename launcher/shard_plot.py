@@ -23,7 +23,13 @@ if TYPE_CHECKING:  # loaded on use: it takes half a second
 ORDERED = 60  # clients up to which they stand by id; more are sorted
 WRITTEN = (20, 20)  # clients and classes up to which the counts are written into the cells
 ROWS = 500  # of a heat map: of more clients, neighbours in the order share one
-SAID = ("alpha", "labels_per_client", "min_samples", "skew", "validation")  # in the title
+SAID = {  # in the title, of the settings
+    "alpha": "α =",
+    "labels_per_client": "labels per client:",
+    "min_samples": "each ≥",
+    "skew": "skew by",
+    "validation": "validation",
+}
 
 
 def plot(manifest: Manifest | TokenManifest, out: Path) -> Path:
@@ -42,12 +48,12 @@ def plot(manifest: Manifest | TokenManifest, out: Path) -> Path:
 def title(manifest: Manifest | TokenManifest) -> str:
     """Source, partition, how uneven it is and for how many clients."""
     made = manifest.made_with
-    name = made.get("name", made.get("partition", ""))
+    name = made.get("name", made.get("partition"))
     said = [
-        f"{key} {made[key]}".replace("_", " ") for key in SAID if made.get(key, "none") != "none"
+        f"{words} {made[key]}" for key, words in SAID.items() if made.get(key, "none") != "none"
     ]
     words = [*([str(name)] if name else []), *said, count(len(manifest.clients), "client")]
-    return plain_text(f"{manifest.source}: {', '.join(words)}").replace("alpha", "α =")
+    return plain_text(f"{manifest.source}: {', '.join(words)}")
 
 
 # -- images

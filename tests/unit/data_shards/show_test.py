@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -127,6 +128,9 @@ def test_a_picture_that_cannot_be_written(folder: Path, tmp_path: Path, name: st
 def test_the_title_says_what_was_dealt(folder: Path, texts: TokenManifest) -> None:
     assert title(Manifest.load(folder)) == "toy: dirichlet, α = 0.05, 30 clients"
     assert title(texts).endswith(": documents, 3 clients")
+    made = {"name": "quantity", "alpha": 2.0, "min_samples": 5, "skew": "none", "seed": 3}
+    other = SimpleNamespace(source="alphabet$", made_with=made, clients=[0])
+    assert title(other) == r"alphabet\$: quantity, α = 2.0, each ≥ 5, 1 client"
 
 
 def test_many_clients_stand_by_main_class_and_the_empty_last() -> None:
