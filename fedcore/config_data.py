@@ -12,7 +12,6 @@ from fedcore.config_section import (
     Place,
     PlaceOrUrl,
     Positive,
-    PositiveFloat,
     Section,
     Share,
 )
@@ -69,14 +68,15 @@ class DataConfig(Section):
     labels_per_client: Positive = 2
     """Classes of each client under `by_label`."""
     skew: Literal["none", "rotation", "colour", "noise"] = "none"
-    """How images differ from client to client, beside the partition."""
+    """How images differ from client to client, beside the partition. rotation: by domain / domains
+    of a circle; colour: a tint (grey images become colour); noise: up to `strength`."""
     domains: Annotated[int, Field(ge=2, le=10_000)] = 4
     """Kinds of images under a `skew`: client k's are of domain k mod this."""
-    strength: PositiveFloat = 0.1
+    strength: Annotated[float, Field(gt=0, le=100)] = 0.1
     """Standard deviation of the noise of the last domain (images in 0...1); of `skew: noise`."""
     validation: Part = 0.0
-    """Share of each client's samples that is set aside when they are dealt out, in shards of its
-    own: the client is evaluated on them, and never trains on them."""
+    """Share of each client's samples, rounded up, that is set aside when they are dealt out, in
+    shards of its own: the client is evaluated on them, and never trains on them. It keeps one."""
     seed: int | None = None
     """Seed of the partition; null = the run's seed."""
     encoding: Literal["raw", "original"] = "raw"
@@ -94,7 +94,9 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _is_used(self) -> DataConfig:
-        """A key that would do nothing is a mistake."""
+        """A key that would do nothing, or undo another, is a mistake."""
         if self.min_samples and self.partition not in ("dirichlet", "quantity"):
             raise ValueError("min_samples is of partition: dirichlet or quantity")
+        if self.skew != "none" and self.encoding == "original":
+            raise ValueError("encoding: original keeps the files, which skew would change: use raw")
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, ShardError
@@ -18,7 +18,7 @@ from launcher import cli
 from launcher.plain import Overrides, plain
 
 if TYPE_CHECKING:
-    from data_shards.manifest import Manifest, Shard
+    from data_shards.manifest import Manifest
     from data_shards.text.manifest import TokenManifest
 
 shards = typer.Typer(help="Shards of data: make, verify, show.", no_args_is_help=True)
@@ -122,38 +122,29 @@ def _trained_on(manifest: Manifest | TokenManifest) -> str:
 
 @shards.command()
 @plain
-def show(place: Place = "default", overrides: Overrides = None) -> None:
-    """Which client holds how many samples of which class, or documents and tokens."""
+def show(
+    place: Place = "default",
+    overrides: Overrides = None,
+    clients: Annotated[int, typer.Option(min=0, help="Rows of clients; 0 = all.")] = 20,
+    png: Annotated[
+        Path | None, typer.Option(help="Draw it there: clients x classes, or the size of texts.")
+    ] = None,
+) -> None:
+    """Which client holds how many samples of which class, or documents and tokens.
+
+    Example: fedcore shards show default --png clients.png
+    """
     from data_shards.text.manifest import load_any
+    from launcher.doctor.table import PIPE_WIDTH
+    from launcher.shard_tables import remarks, table
 
     folder = _folder(place, overrides)
     manifest = load_any(folder)
-    table = _of_tokens(manifest) if manifest.kind == "tokens" else _of_images(manifest)
-    table.title = f"{folder}: {manifest.source}"
-    Console().print(table)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    Console(width=width).print(table(folder, manifest, clients))
+    for line in remarks(manifest, clients):
+        typer.echo(line)
+    if png is not None:
+        from launcher.shard_plot import plot
 
-
-def _of_images(manifest: Manifest) -> Table:
-    classes = [str(c) for c in range(manifest.classes)]
-    wide = len(classes) > 20
-    table = Table("client", "samples", "kB", *(["classes held"] if wide else classes))
-    named = [(str(part.client), part) for part in manifest.clients]
-    for name, part in [*named, ("test", manifest.test)]:
-        held = sum(n > 0 for n in part.label_counts)
-        cells = [str(held)] if wide else [str(n) if n else "·" for n in part.label_counts]
-        table.add_row(name, str(part.samples), _kilobytes(part.shards), *cells)
-    return table
-
-
-def _of_tokens(manifest: TokenManifest) -> Table:
-    words = manifest.vocabulary
-    table = Table("part", "documents", "tokens", "bytes of text", "kB of shards")
-    table.caption = f"{words.kind}: {words.size:,} tokens, {manifest.dtype}"
-    for name, part in manifest.parts.items():
-        numbers = [f"{n:,}" for n in (part.documents, part.tokens, part.bytes)]
-        table.add_row(name, *numbers, _kilobytes(part.shards))
-    return table
-
-
-def _kilobytes(files: Sequence[Shard]) -> str:
-    return str(round(sum(file.bytes for file in files) / 1000))
+        typer.echo(f"drawn: {plot(manifest, png)}")

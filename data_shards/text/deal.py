@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
 
+from data_shards.balance import balanced
 from data_shards.text.corpus import Document
 from fedcore.config_lm import LMConfig
 from fedcore.errors import ConfigError
@@ -41,7 +41,8 @@ def by_document(
         want = f"at most {len(trained)} clients: a document each"
         raise ConfigError(CLIENTS, clients, want, f"{CLIENTS}={len(trained)}, or more text")
     order = _draws(data_seed, "deal documents").permutation(np.array(trained)).tolist()
-    return _balanced([([i], documents[i].bytes) for i in order], clients)
+    parts = balanced([documents[i].bytes for i in order], clients)
+    return [sorted(order[piece] for piece in part) for part in parts]
 
 
 def by_folder(
@@ -55,22 +56,10 @@ def by_folder(
         want = f"at most {len(groups)} clients: a folder each"
         way_out = f"{CLIENTS}={len(groups)}, or lm.data.partition=documents"
         raise ConfigError(CLIENTS, clients, want, way_out)
-    sized = [(part, sum(documents[i].bytes for i in part)) for part in groups.values()]
-    return _balanced(sorted(sized, key=lambda pair: -pair[1]), clients)  # stable
-
-
-def _balanced(pieces: Sequence[tuple[list[int], int]], clients: int) -> list[list[int]]:
-    """Each piece of so many bytes, in this order, to the client that has least.
-
-    Of clients with equally many bytes, the first: so no client is left without a piece.
-    """
-    parts: list[list[int]] = [[] for _ in range(clients)]
-    load = [(0, client) for client in range(clients)]  # a heap
-    for piece, size in pieces:
-        held, client = heapq.heappop(load)
-        parts[client] += piece
-        heapq.heappush(load, (held + size, client))
-    return [sorted(part) for part in parts]
+    sized = [(sum(documents[i].bytes for i in group), group) for group in groups.values()]
+    sized.sort(key=lambda pair: -pair[0])  # stable
+    parts = balanced([size for size, _ in sized], clients)
+    return [sorted(i for piece in part for i in sized[piece][1]) for part in parts]
 
 
 def _draws(data_seed: int, purpose: str) -> np.random.Generator:

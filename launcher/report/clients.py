@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from markupsafe import Markup
 
 from fedcore.objective.weighting import label_entropy
 from fedcore.telemetry.history import Array
-from fedcore.telemetry.plots import frame
-from launcher.report.draw import WIDE, as_image, heat
+from launcher.report.draw import as_image
 from launcher.report.section import FOLDED, Picture, Section, Table
 from launcher.report.stored import Record, Stored
+from launcher.shard_plot import ORDERED, class_map
 from launcher.words import number
 
-if TYPE_CHECKING:  # loaded on use: it takes half a second
-    from matplotlib.axes import Axes
-
-ORDERED = 60  # clients up to which they stand by id; more are sorted by their main class
-WRITTEN = (20, 20)  # clients and classes up to which the counts are written into the cells
 LISTED = 100  # rows of the table of clients
 
 
@@ -35,7 +28,7 @@ def clients(runs: Sequence[Stored]) -> Section:
     )
     section = Section("clients", "Clients and classes", about)
     for names, counts in _groups(runs):
-        source = _map(counts)
+        source = as_image(class_map(counts, "Samples of each class that each client holds"))
         caption = f"{counts.shape[0]:,} clients, {counts.shape[1]} classes"
         if counts.shape[0] > ORDERED:
             caption += ", sorted by main class"
@@ -71,41 +64,6 @@ def _missing(runs: Sequence[Stored]) -> list[str]:
     words += "client holds (runs of older versions have none)"
     names = [run.name for run in runs if _known(run) is None]
     return [f"No map of classes for {', '.join(names)}: {words}."] if names else []
-
-
-def _map(counts: Array) -> Markup:
-    """The heat map. counts: [N, C]."""
-    from matplotlib.figure import Figure  # no pyplot: it keeps state and may want a display
-
-    many, classes = counts.shape
-    high = float(np.clip(0.9 + 0.22 * many, 2.2, 6.0))
-    figure = Figure(figsize=(WIDE, high), dpi=110, layout="constrained")
-    axes = figure.subplots()
-    if many > ORDERED:
-        counts = counts[np.lexsort((-counts.max(1), counts.argmax(1)))]
-    from matplotlib.colors import PowerNorm
-
-    top = max(float(counts.max()), 1.0)
-    look: dict[str, Any] = {"cmap": "Blues", "norm": PowerNorm(0.5, 0, top)}
-    small = many <= WRITTEN[0] and classes <= WRITTEN[1]
-    image = heat(axes, np.where(counts > 0, counts, np.nan), ".0f" if small else None, **look)
-    _ticks(axes, many, classes)
-    figure.colorbar(image, ax=axes, label="samples", pad=0.01, aspect=30)
-    return as_image(figure)
-
-
-def _ticks(axes: Axes, many: int, classes: int) -> None:
-    frame(axes, "Samples of each class that each client holds")
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel("class", fontsize=9)
-    axes.set_ylabel("client" if many <= ORDERED else "clients, sorted", fontsize=9)
-    if classes <= WRITTEN[1]:
-        axes.set_xticks(range(classes))
-    if many <= ORDERED:
-        axes.set_yticks(range(0, many, 1 if many <= 24 else 5))
-    else:
-        axes.set_yticks([])
 
 
 # -- the table
