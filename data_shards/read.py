@@ -135,7 +135,9 @@ class ShardedData:
         where: tuple[int, int, int],  # round, epoch, step
         purpose: str,
     ) -> Batch:
-        images, labels = (x[0][None] if len(x) == 1 else torch.stack(x) for x in zip(*held))
+        images, labels = (
+            x[0][None] if len(x) == 1 else torch.stack(x) for x in zip(*held, strict=True)
+        )
         stacked = self._views(images, clients, *where, purpose)
         active = tuple(where[2] < self.steps(k) for k in clients)
         full = all(n >= self.batch_size for n in left)

@@ -25,9 +25,13 @@ class Held(NamedTuple):
     images: Tensor  # uint8 [n, channels, height, width]
     labels: Tensor  # int64 [n]
 
-    def at(self, rows: Tensor | slice) -> Held:
-        """Some of them."""
-        return Held(self.images[rows], self.labels[rows])
+    def at(self, rows: Tensor) -> Held:
+        """Those of some rows; whole images are copied, where indexing would copy numbers."""
+        return Held(self.images.index_select(0, rows), self.labels.index_select(0, rows))
+
+    def between(self, start: int, stop: int) -> Held:
+        """A view of neighbours."""
+        return Held(self.images[start:stop], self.labels[start:stop])
 
     def to(self, device: torch.device) -> Held:
         """On that device; the copy from pinned memory is not waited for."""

@@ -165,7 +165,7 @@ class StreamedEpoch:
     def __init__(self, reader: Streaming, client: int, order: Order, size: int, first: int) -> None:
         self.reader, self.client, self.order, self.size = reader, client, order, size
         self.windows = reader.pipeline(client, order, first * size)
-        self.held, self.start = blank(reader.manifest).at(slice(0)), 0  # the newest window
+        self.held, self.start = blank(reader.manifest).between(0, 0), 0  # the newest window
         self.head: Held | None = None  # the first B samples, which fill up the last batch
 
     def batch(self, step: int) -> Held:
@@ -186,9 +186,8 @@ class StreamedEpoch:
             while start >= self.start + len(self.held.labels):
                 self.start, self.held = next(self.windows)
                 if self.start == 0 and len(self.held.labels) >= self.size:
-                    self.head = self.held.at(slice(0, self.size))
-            here = slice(start - self.start, stop - self.start)
-            found.append(self.held.at(here))
+                    self.head = self.held.between(0, self.size)
+            found.append(self.held.between(start - self.start, stop - self.start))
             start += len(found[-1].labels)
         return found
 

@@ -4,35 +4,60 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from data_shards.manifest import NAME, Manifest
-from data_shards.partition import partition
-from data_shards.sources import SOURCES, Split, loaded
+from data_shards.partition import partition, with_validation
+from data_shards.skew import skewed_by_client, skewed_shape, skewed_test
+from data_shards.sources import SOURCES, Source, Split, loaded
 from data_shards.tars import sha256_of
 from data_shards.write import Dealt, Tick, write
 from fedcore.config import RunConfig
+from fedcore.config_data import DataConfig
 from fedcore.errors import ShardError
 from launcher.once import once
+
+IN_NAME = ("name", "clients", "seed", "alpha", "labels_per_client", "content")
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
     """What the shards depend on, besides the source: the manifest stores it."""
-    data = config.data
+    data, source = config.data, SOURCES.get(config.data.source)
     chosen: dict[str, Any] = {
         "name": data.partition,
         "clients": config.clients.count,
         "seed": config.partition_seed,
     }
-    if data.partition == "dirichlet":
+    if data.partition in ("dirichlet", "quantity"):
         chosen["alpha"] = data.alpha
     if data.partition == "by_label":
         chosen["labels_per_client"] = data.labels_per_client
-    if data.root is not None and not SOURCES.get(data.source).bundled:
+    if data.root is not None and not source.bundled:
         chosen["content"] = content(data.root)
-    return chosen
+    return chosen | _unusual(data) | _taken(source, data)
+
+
+def _unusual(data: DataConfig) -> dict[str, Any]:
+    """Settings that shards depend on if they are not as they usually are."""
+    keys = ["min_samples", "validation", "skew", "encoding"]
+    if data.skew != "none":
+        keys.append("domains")
+    if data.skew == "noise":
+        keys.append("strength")
+    usual = DataConfig()
+    chosen = {key: getattr(data, key) for key in keys}
+    always = ("domains", "strength")
+    return {k: v for k, v in chosen.items() if k in always or v != getattr(usual, k)}
+
+
+def _taken(source: Source, data: DataConfig) -> dict[str, Any]:
+    """What the source itself depends on."""
+    plain = data.model_dump(mode="json", include=set(source.takes))
+    return {key: plain[key] for key in source.takes}
 
 
 @functools.lru_cache(maxsize=8)
@@ -56,9 +81,11 @@ def store_dir(config: RunConfig) -> Path:
     chosen = settings(config)
     detail = chosen.get("alpha", chosen.get("labels_per_client", ""))
     root = f"-{chosen['content'][:8]}" if "content" in chosen else ""
+    rest = {key: value for key, value in chosen.items() if key not in IN_NAME}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
     name = (
         f"{config.data.source}{root}-{chosen['name']}{detail}"
-        f"-{chosen['clients']}clients-s{chosen['seed']}"
+        f"-{chosen['clients']}clients-s{chosen['seed']}" + (f"-{digest[:8]}" if rest else "")
     )
     return Path(config.data.store) / name
 
@@ -77,9 +104,30 @@ def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = Fa
 def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
     data, source = config.data, SOURCES.get(config.data.source)
     train, test = loaded(source, data, Split.TRAIN), loaded(source, data, Split.TEST)
-    parts = partition(train.labels, data, config.clients.count, config.partition_seed)
+    count, seed = config.clients.count, config.partition_seed
+    parts = partition(train.labels, data, count, seed, train.users)
+    if data.skew != "none":  # its colours are others than the source's
+        source = replace(source, mean=None, std=None)
+    shown = skewed_by_client(train, parts, data, seed)
     dealt = [Dealt(rows) for rows in parts]
-    write(folder, data.source, source, train, test, dealt, settings(config), tick)
+    if data.validation:
+        dealt = [Dealt(*pair) for pair in with_validation(parts, data.validation, seed)]
+    write(
+        folder,
+        data.source,
+        source,
+        shown,
+        skewed_test(test, data, seed),
+        dealt,
+        settings(config),
+        tick,
+        original=data.encoding == "original",
+    )
+
+
+def steps(config: RunConfig) -> int:
+    """How many parts `make` tells of: training and validation of each client, the test split."""
+    return config.clients.count * (2 if config.data.validation else 1) + 1
 
 
 def ensure(config: RunConfig) -> Path:
@@ -104,14 +152,21 @@ def command(config: RunConfig) -> str:
         "data.seed": config.partition_seed,
         "clients.count": config.clients.count,
     }
+    others = _unusual(data) | _taken(SOURCES.get(data.source), data)
+    values |= {f"data.{key}": _as_text(value) for key, value in others.items()}
     words = [f"--set {shlex.quote(f'{k}={v}')}" for k, v in values.items() if v is not None]
     return " ".join(["fedcore shards make default", *words])
+
+
+def _as_text(value: Any) -> Any:
+    """A mapping as YAML takes it in one word."""
+    return json.dumps(value) if isinstance(value, dict) else value
 
 
 def shape_and_classes(config: RunConfig) -> tuple[tuple[int, int, int], int]:
     """Image shape and number of classes: as the source declares, else read from its files."""
     source = SOURCES.get(config.data.source)
     if source.shape and source.classes:
-        return source.shape, source.classes
+        return skewed_shape(source.shape, config.data), source.classes
     train = loaded(source, config.data, Split.TRAIN)
-    return train.shape, source.classes or int(train.labels.max()) + 1
+    return skewed_shape(train.shape, config.data), source.classes or int(train.labels.max()) + 1

@@ -69,7 +69,7 @@ def _make_images(config: RunConfig) -> Path:
     from launcher import prepare
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"shards of {config.data.source}", total=config.clients.count + 1)
+        task = bar.add_task(f"shards of {config.data.source}", total=prepare.steps(config))
         return prepare.make(config, lambda name: bar.advance(task), repair=True)
 
 

@@ -15,7 +15,7 @@ from data_shards.manifest import Manifest
 from data_shards.partition import dirichlet
 from data_shards.sources import Arrays, Source
 from data_shards.text.manifest import TokenManifest
-from data_shards.write import write
+from data_shards.write import Dealt, write
 from fedcore.config import RunConfig
 from launcher import prepare_text
 from launcher.commands import app
@@ -23,6 +23,12 @@ from launcher.shard_plot import ROWS, class_map, in_order, plot, shared_rows, te
 from launcher.shard_tables import distances, effective_classes, label_counts
 
 call = CliRunner().invoke
+
+
+def dealt(parts: list[np.ndarray]) -> list[Dealt]:
+    return [Dealt(rows) for rows in parts]
+
+
 LABELS = np.arange(300) % 3
 ARRAYS = Arrays(np.zeros((300, 1, 4, 4), dtype=np.uint8), LABELS)
 SOURCE = Source(lambda root, split: ARRAYS, kind="digits", about="a test")
@@ -33,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of 300 samples, 3 classes and 30 clients, of which some hold none."""
     folder = tmp_path_factory.mktemp("shown") / "toy"
     settings = {"name": "dirichlet", "clients": 30, "seed": 0, "alpha": 0.05}
-    write(folder, "toy", SOURCE, ARRAYS, ARRAYS, dirichlet(LABELS, 30, 0.05, 0), settings)
+    write(folder, "toy", SOURCE, ARRAYS, ARRAYS, dealt(dirichlet(LABELS, 30, 0.05, 0)), settings)
     return folder
 
 
@@ -175,7 +181,7 @@ def test_many_classes_are_summed_up(tmp_path: Path) -> None:
     labels = np.arange(250) % 25
     arrays = Arrays(np.zeros((250, 1, 4, 4), dtype=np.uint8), labels)
     parts = [np.flatnonzero(labels < 5), np.flatnonzero(labels >= 5)]
-    write(tmp_path / "wide", "toy", SOURCE, arrays, arrays, parts, {})
+    write(tmp_path / "wide", "toy", SOURCE, arrays, arrays, dealt(parts), {})
     found = rows(call(app, ["shards", "show", str(tmp_path / "wide")]).output)
     assert found["client"] == ["samples", "kB", "held", "effective"]
     assert found["0"][0] == "50"
