@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -26,9 +27,16 @@ from tests import published
 NAMES = list(published.WRITERS)
 
 
-def load(name: str, root: Path | None, split: Split = Split.TRAIN) -> tuple[np.ndarray, np.ndarray]:
-    samples = SOURCES.get(name).load(root, split)
-    return samples.pixels(np.arange(len(samples.labels))), samples.labels
+class Loaded(NamedTuple):
+    """A split, read as a whole."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def load(name: str, root: Path | None, split: Split = Split.TRAIN, **taken: object) -> Loaded:
+    samples = SOURCES.get(name).load(root, split, **taken)
+    return Loaded(samples.pixels(np.arange(len(samples.labels))), samples.labels)
 
 
 @pytest.mark.parametrize("split", Split)
