@@ -79,7 +79,7 @@ class Arrays:
 
     def pixels(self, rows: NDArray[np.int64]) -> Pixels:
         """Images [len(rows), channels, height, width]."""
-        return np.asarray(self.images[rows])
+        return np.ascontiguousarray(self.images[rows])
 
     def file(self, row: int) -> None:
         """Arrays have no files of their own."""

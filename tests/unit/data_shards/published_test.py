@@ -48,6 +48,7 @@ def test_a_split_has_the_declared_shape(tmp_path: Path, name: str, split: Split)
     source = SOURCES.get(name)
     images, labels = load(name, published.WRITERS[name](tmp_path), split)
     assert images.dtype == np.uint8
+    assert images.flags.c_contiguous  # however they lie in the file
     assert images.shape == (len(labels), *source.shape)
     assert labels.dtype == np.int64
     assert 0 <= labels.min() <= labels.max() < source.classes
