@@ -63,3 +63,27 @@ def labels_of(path: Path, labels: ArrayLike, images: int, first: int = 0) -> NDA
         problem = f"labels are {found.dtype} {list(found.shape)} for {images} images"
         raise ShardError(str(path), problem, f"one integer from {first} for each image")
     return flat.astype(np.int64)
+
+
+def channels_first(path: Path, images: NDArray[np.generic]) -> NDArray[np.uint8]:
+    """A view [M, channels, H, W] of [M, H, W], [M, H, W, channels] or itself; else `ShardError`."""
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        problem = f"images are {images.dtype} {list(images.shape)}"
+        raise ShardError(str(path), problem, "uint8 [M, H, W] or [M, H, W, channels]")
+    if images.ndim == 3:
+        images = images[:, None]
+    elif images.shape[-1] in (1, 3) and images.shape[1] not in (1, 3):
+        images = images.transpose(0, 3, 1, 2)
+    if images.shape[1] not in (1, 3):  # [M, H, W, 4] would else be taken for H channels
+        raise ShardError(str(path), f"images are {list(images.shape)}", "1 or 3 channels")
+    return images.view(np.uint8)
+
+
+def users_of(path: Path, users: ArrayLike, images: int) -> NDArray[np.int64]:
+    """Users [M] numbered from 0 in the order of their ids (numbers or texts); else `ShardError`."""
+    with reading(path, "one user id for each image"):
+        found = np.asarray(users)
+    if found.dtype.kind not in "iuU" or found.shape != (images,):
+        problem = f"user ids are {found.dtype} {list(found.shape)} for {images} images"
+        raise ShardError(str(path), problem, "one number or text for each image")
+    return np.unique(found, return_inverse=True)[1].astype(np.int64)

@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_shards.decode import decode
+from fedcore.errors import ShardError
 
 Labels = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
 Shape = tuple[int, int, int]  # channels, height, width
 Extension = Literal["jpg", "png", "webp"]
 EXTENSIONS: tuple[Extension, ...] = ("jpg", "png", "webp")
+STARTS: dict[Extension, bytes] = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 
 class File(NamedTuple):
@@ -27,6 +29,16 @@ class File(NamedTuple):
 
     extension: Extension
     data: bytes
+
+    @staticmethod
+    def of(data: bytes, name: str) -> File:
+        """By how the data start, since many a png is called .jpg; `ShardError` for another kind."""
+        if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+            return File("webp", data)
+        for extension, start in STARTS.items():
+            if data.startswith(start):
+                return File(extension, data)
+        raise ShardError(name, "is no jpg, png or webp image", "converting it to png")
 
 
 class Samples(Protocol):
@@ -67,7 +79,7 @@ class Arrays:
 
     def pixels(self, rows: NDArray[np.int64]) -> Pixels:
         """Images [len(rows), channels, height, width]."""
-        return np.asarray(self.images[rows])
+        return np.ascontiguousarray(self.images[rows])
 
     def file(self, row: int) -> None:
         """Arrays have no files of their own."""

@@ -36,6 +36,9 @@ Config = Annotated[
 Text = Annotated[
     Path | None, typer.Option(help="Your text: a folder, a text file or JSON lines (.jsonl).")
 ]
+Download = Annotated[
+    bool, typer.Option("--download", help="First fetch the published files into data.root.")
+]
 
 
 def _sources() -> str:
@@ -46,13 +49,20 @@ def _sources() -> str:
 
 @shards.command(epilog=_sources())
 @plain
-def make(config: Config = None, overrides: Overrides = None, text: Text = None) -> None:
+def make(
+    config: Config = None,
+    overrides: Overrides = None,
+    text: Text = None,
+    download: Download = False,
+) -> None:
     """Deal a dataset out to clients, or text as tokens, unless undamaged shards are there.
 
     Examples: fedcore shards make default --set data.alpha=0.5 --set clients.count=8;
     fedcore shards make --text notes/ --set lm.data.tokenizer=bpe
     """
     chosen = _chosen(config, text, overrides or [])
+    if download:
+        _download(chosen)
     typer.echo(_make_tokens(chosen) if chosen.lm else _make_images(chosen))
 
 
@@ -63,6 +73,14 @@ def _chosen(config: str | None, text: Path | None, overrides: Sequence[str]) -> 
     if cli.load_config(name).lm is None:
         raise ConfigError("--text", name, "a configuration with an lm section", "lm_small")
     return cli.load_config(name, [f"lm.data.text={json.dumps(str(text))}", *overrides])
+
+
+def _download(config: RunConfig) -> None:
+    from data_shards.download import download
+
+    if config.lm:
+        raise ConfigError("--download", config.data.source, "a dataset of images", "--text FOLDER")
+    download(config.data.source, config.data.root)
 
 
 def _make_images(config: RunConfig) -> Path:

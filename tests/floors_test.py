@@ -63,7 +63,7 @@ DOORS = {
         "fedcore.lm.export",
     },
     "pickle": {"data_shards.unpickle"},
-    "PIL": {"data_shards.decode", "data_shards.sources.tiny_imagenet"},
+    "PIL": {"data_shards.decode"},
     "deepspeed": {"fedcore.lm.engine_deepspeed"},
     "tokenizers": {"data_shards.text.tokenizers"},
     "accelerate": {"fedcore.lm.engine_accelerate", "fedcore.telemetry.tracker_kinds"},

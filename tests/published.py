@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import webdataset as wds
 from PIL import Image
 from scipy.io import savemat
 
@@ -131,6 +134,100 @@ def pathmnist(folder: Path) -> Path:
     return folder
 
 
+def idx(path: Path, array: np.ndarray) -> None:
+    """An idx file of bytes; gzipped, if its name says so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+    content = head + np.ascontiguousarray(array).tobytes()
+    path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)
+
+
+def mnist(folder: Path) -> Path:
+    """Plain files, as torchvision leaves them."""
+    for split, start in ((Split.TRAIN, "train"), (Split.TEST, "t10k")):
+        idx(folder / f"{start}-images-idx3-ubyte", pixels(split, 28, 28))
+        idx(folder / f"{start}-labels-idx1-ubyte", numbers(split, 10).astype(np.uint8))
+    return folder
+
+
+def emnist(part: str, classes: int, first: int = 0) -> Callable[[Path], Path]:
+    """Compressed, columns before rows, in the folder that the published archive unpacks to."""
+
+    def writer(folder: Path) -> Path:
+        for split in Split:
+            start = folder / "gzip" / f"emnist-{part}-{split.value}"
+            images, labels = pixels(split, 28, 28), numbers(split, classes) + first
+            idx(Path(f"{start}-images-idx3-ubyte.gz"), images.transpose(0, 2, 1))
+            idx(Path(f"{start}-labels-idx1-ubyte.gz"), labels.astype(np.uint8))
+        return folder
+
+    return writer
+
+
+WRITER_NAMES = ["f0120_07", "f0003_41", "f0441_12"]  # as LEAF names them, in no order
+
+
+def femnist(folder: Path) -> Path:
+    """Two files for training, one for test; a writer has about a third of the images."""
+    for split in Split:
+        rows = np.array_split(np.arange(COUNTS[split]), len(WRITER_NAMES))
+        people = list(zip(WRITER_NAMES, rows, strict=True))
+        files = [people[:2], people[2:]] if split is Split.TRAIN else [people]
+        for number, held in enumerate(files):
+            _leaf(folder / "data" / split.value / f"all_data_{number}_niid_0.json", split, held)
+    return folder
+
+
+def _leaf(path: Path, split: Split, people: list[tuple[str, np.ndarray]]) -> None:
+    x, y = pixels(split, 784) / 255, numbers(split, 62)
+    data = {name: {"x": x[rows].tolist(), "y": y[rows].tolist()} for name, rows in people}
+    names, counts = [name for name, _ in people], [len(rows) for _, rows in people]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"users": names, "num_samples": counts, "user_data": data}))
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """The image's file."""
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+CLASSES = ["ant", "bee", "cat"]
+
+
+def image_folder(folder: Path, held_out: str = "test", mode: str = "RGB") -> Path:
+    """Images 8x6 (width, height) in train/CLASS and, with fewer, in the test split's folder."""
+    for split, name in ((Split.TRAIN, "train"), (Split.TEST, held_out)):
+        for row, image in enumerate(pixels(split, 6, 8, 3)):
+            place = folder / name / CLASSES[row % 3] / f"{row:03d}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).convert(mode).save(place)
+    return folder
+
+
+def webdataset(folder: Path, held_out: str = "test-{}.tar", **more: Any) -> Path:
+    """Tars as webdataset's own writer makes them: two for training, one for test."""
+    for split, name, tars in ((Split.TRAIN, "train-{}.tar", 2), (Split.TEST, held_out, 1)):
+        for number, rows in enumerate(np.array_split(np.arange(COUNTS[split]), tars)):
+            tar(folder / name.format(number), [_sample(split, row, **more) for row in rows])
+    return folder
+
+
+def _sample(split: Split, row: int, **more: Any) -> dict[str, Any]:
+    image = encoded(Image.fromarray(pixels(split, 6, 8, 3)[row]))
+    parts = {name: make(row) for name, make in more.items()}
+    return {"__key__": f"{row:06d}", "png": image, "cls": int(row) % 3, **parts}
+
+
+def tar(path: Path, samples: list[dict[str, Any]]) -> None:
+    """Samples by their `__key__`; values are encoded as webdataset does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with wds.TarWriter(str(path)) as writer:
+        for sample in samples:
+            writer.write(sample)
+
+
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
@@ -138,4 +235,9 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "svhn_extra": svhn,
     "tiny_imagenet": tiny_imagenet,
     "pathmnist": pathmnist,
+    "mnist": mnist,
+    "fashion_mnist": mnist,
+    "emnist_balanced": emnist("balanced", 47),
+    "emnist_letters": emnist("letters", 26, first=1),
+    "femnist": femnist,
 }

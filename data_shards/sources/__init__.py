@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ __all__ = [
     "Source",
     "Split",
     "checked",
+    "loaded",
+    "of_torchvision",
+    "rows_of",
     "stratified",
 ]
 
@@ -95,15 +98,29 @@ SPLIT_SEED = 20_240_101  # of the split below: a constant of the dataset, not of
 def stratified(
     images: NDArray[np.uint8], labels: NDArray[np.int64], split: Split, test_share: float = 0.2
 ) -> Arrays:
-    """The same split in every run, for datasets that are published without one.
+    """The same split in every run, for datasets that are published without one."""
+    rows = rows_of(labels, split, test_share)
+    return Arrays(images[rows], labels[rows])
 
-    Of each class, the same share goes to the test split.
-    """
+
+def rows_of(labels: NDArray[np.int64], split: Split, test_share: float = 0.2) -> NDArray[np.int64]:
+    """Rows of the split, in order: of each class, the same share goes to the test split."""
     draws = np.random.default_rng(SPLIT_SEED)
     test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         chosen = draws.permutation(members)[: round(test_share * len(members))]
         test[chosen] = True
-    keep = test if split is Split.TEST else ~test
-    return Arrays(images[keep], labels[keep])
+    return np.flatnonzero(test if split is Split.TEST else ~test)
+
+
+def of_torchvision(name: str, *arguments: dict[str, Any]) -> Callable[[Path], None]:
+    """Fetches what torchvision's dataset of that name downloads with each of the arguments."""
+
+    def fetch(root: Path) -> None:
+        from torchvision import datasets
+
+        for given in arguments:
+            getattr(datasets, name)(root, download=True, **given)
+
+    return fetch

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_shards.raw import images_of, labels_of, located, reading
-from data_shards.sources import SOURCES, Arrays, Source, Split
+from data_shards.sources import SOURCES, Arrays, Source, Split, of_torchvision
 from data_shards.unpickle import unpickle
 from fedcore.errors import ShardError
 
@@ -70,7 +70,9 @@ def _with_text_keys(content: Any) -> dict[Any, Any]:
 def _add(layout: Layout, classes: int, mean: Channels, std: Channels) -> None:
     about = f"60,000 photographs in {classes} classes, 32x32 (data.root: {layout.folder})"
     facts: dict[str, Any] = {"classes": classes, "shape": (3, 32, 32), "mean": mean, "std": std}
-    SOURCES.add(f"cifar{classes}", Source(partial(load, layout), "natural", about, **facts))
+    fetch = of_torchvision(f"CIFAR{classes}", {})  # both splits are in one archive
+    source = Source(partial(load, layout), "natural", about, **facts, download=fetch)
+    SOURCES.add(f"cifar{classes}", source)
 
 
 _add(CIFAR10, 10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))

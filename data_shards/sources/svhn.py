@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from data_shards.raw import images_of, labels_of, located, reading
-from data_shards.sources import SOURCES, Arrays, Source, Split
+from data_shards.sources import SOURCES, Arrays, Source, Split, of_torchvision
 from fedcore.errors import ShardError
 
 TEST = {Split.TEST: ("test",)}
@@ -57,6 +57,7 @@ def _add(name: str, train: tuple[str, ...], about: str) -> None:
             shape=(3, 32, 32),
             mean=(0.4377, 0.4438, 0.4728),
             std=(0.1980, 0.2010, 0.1970),
+            download=of_torchvision("SVHN", *({"split": part} for part in (*train, "test"))),
         ),
     )
 

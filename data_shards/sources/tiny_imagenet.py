@@ -6,14 +6,12 @@ Its test images have no published labels: as everywhere, the validation split is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from data_shards.raw import images_of, located, reading
-from data_shards.sources import SOURCES, Arrays, Source, Split
+from data_shards.pictures import of_paths
+from data_shards.raw import located, reading
+from data_shards.samples import Files
+from data_shards.sources import SOURCES, Source, Split
 from fedcore.errors import ShardError
 from fedcore.files import inside
 
@@ -22,8 +20,8 @@ SIZE = 64
 WAY_OUT = f"unpacking {FOLDER}.zip again, and data.root=... with {FOLDER} in it"
 
 
-def load(root: Path | None, split: Split) -> Arrays:
-    """Images [M, 3, 64, 64]; labels [M] number the classes in the order of wnids.txt."""
+def load(root: Path | None, split: Split) -> Files:
+    """Images [M, 3, 64, 64], also of grey files; labels [M] number the classes of wnids.txt."""
     folder = located(root, FOLDER)
     names = _lines(folder / "wnids.txt")
     if len(set(names)) < len(names):
@@ -34,8 +32,8 @@ def load(root: Path | None, split: Split) -> Arrays:
     if unknown or not listed:
         problem = f"class {unknown[0]} is not listed" if unknown else f"no {split.value} images"
         raise ShardError(str(folder / "wnids.txt"), problem, WAY_OUT)
-    labels = np.array([numbers[name] for _, name in listed], dtype=np.int64)
-    return Arrays(_decoded([path for path, _ in listed]), labels)
+    found = of_paths([path for path, _ in listed], [numbers[name] for _, name in listed])
+    return found.of_one_size((3, SIZE, SIZE), WAY_OUT)
 
 
 def _lines(path: Path) -> list[str]:
@@ -64,24 +62,6 @@ def _validation(folder: Path) -> list[tuple[Path, str]]:
     if any(len(row) < 2 for row in rows):
         raise ShardError(str(listing), "a line without file and class", WAY_OUT)
     return [(inside(folder / "val" / "images", row[0]), row[1]) for row in rows]
-
-
-def _decoded(paths: Sequence[Path]) -> NDArray[np.uint8]:
-    """Images [M, 3, 64, 64], decoded in threads: the decoder leaves the interpreter free."""
-    images = np.empty((len(paths), 3, SIZE, SIZE), dtype=np.uint8)
-    with ThreadPoolExecutor() as pool:
-        for row, image in enumerate(pool.map(_decode, paths)):
-            images[row] = image.transpose(2, 0, 1)
-    return images
-
-
-def _decode(path: Path) -> NDArray[np.uint8]:
-    """[64, 64, 3]; some of the published images are grey."""
-    from PIL import Image
-
-    with reading(path, WAY_OUT), Image.open(path) as image:
-        pixels = np.asarray(image.convert("RGB"))[None]
-    return images_of(path, pixels, (SIZE, SIZE, 3)).reshape(SIZE, SIZE, 3)
 
 
 SOURCES.add(

@@ -66,7 +66,7 @@ def test_a_mistake_names_key_value_and_way_out(override: str, words: list[str]) 
         ("algorithm.combine=median", ["algorithm.combine", "'median'"]),
         ("algorithm.readout=ifi", ["algorithm.readout", "Try iffi"]),
         ("model.name=resnet81", ["model.name", "Try resnet18"]),
-        ("data.source=mnist", ["data.source", "Try mnist5k"]),
+        ("data.source=mnist5", ["data.source", "Try mnist5k"]),
         ("clients.lr_schedule=cos", ["clients.lr_schedule", "cos"]),
         ("algorithm.align=[proto_anchor]", ["algorithm.align", "proto_anchor"]),
         ("algorithm.base=[supcon, supcon]", ["algorithm.base", "each loss term once"]),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import mmap
 import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -26,9 +30,16 @@ from tests import published
 NAMES = list(published.WRITERS)
 
 
-def load(name: str, root: Path | None, split: Split = Split.TRAIN) -> tuple[np.ndarray, np.ndarray]:
-    samples = SOURCES.get(name).load(root, split)
-    return samples.pixels(np.arange(len(samples.labels))), samples.labels
+class Loaded(NamedTuple):
+    """A split, read as a whole."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def load(name: str, root: Path | None, split: Split = Split.TRAIN, **taken: object) -> Loaded:
+    samples = SOURCES.get(name).load(root, split, **taken)
+    return Loaded(samples.pixels(np.arange(len(samples.labels))), samples.labels)
 
 
 @pytest.mark.parametrize("split", Split)
@@ -37,10 +48,12 @@ def test_a_split_has_the_declared_shape(tmp_path: Path, name: str, split: Split)
     source = SOURCES.get(name)
     images, labels = load(name, published.WRITERS[name](tmp_path), split)
     assert images.dtype == np.uint8
+    assert images.flags.c_contiguous  # however they lie in the file
     assert images.shape == (len(labels), *source.shape)
     assert labels.dtype == np.int64
     assert 0 <= labels.min() <= labels.max() < source.classes
-    assert len(source.mean) == len(source.std) == source.shape[0]
+    for constants in (source.mean, source.std):
+        assert constants is None or len(constants) == source.shape[0]
 
 
 @pytest.mark.parametrize("split", Split)
@@ -89,6 +102,37 @@ def test_tiny_imagenet_numbers_classes_as_listed_and_colours_grey_images(tmp_pat
     assert held_out.images[4].mean((1, 2)) == pytest.approx([40, 20, 200], abs=3)
 
 
+@pytest.mark.parametrize("split", Split)
+@pytest.mark.parametrize("name", ["mnist", "emnist_balanced", "emnist_letters"])
+def test_idx_images_stand_upright_and_labels_start_at_zero(
+    tmp_path: Path, name: str, split: Split
+) -> None:
+    images, labels = load(name, published.WRITERS[name](tmp_path), split)
+    assert (images[:, 0] == published.pixels(split, 28, 28)).all()
+    assert (labels == published.numbers(split, SOURCES.get(name).classes)).all()
+
+
+def test_plain_idx_files_are_mapped_and_come_before_compressed_ones(tmp_path: Path) -> None:
+    root = published.mnist(tmp_path / "MNIST" / "raw").parent.parent
+    (root / "train-images-idx3-ubyte.gz").write_bytes(b"not looked at")
+    images = SOURCES.get("mnist").load(root, Split.TRAIN).images
+    while isinstance(images, np.ndarray) and not isinstance(images.base, mmap.mmap):
+        images = images.base
+    assert isinstance(images.base, mmap.mmap)
+
+
+@pytest.mark.parametrize("split", Split)
+def test_femnist_keeps_pixels_as_published_and_numbers_writers_by_name(
+    tmp_path: Path, split: Split
+) -> None:
+    samples = SOURCES.get("femnist").load(published.femnist(tmp_path), split)
+    assert (samples.images.reshape(-1, 784) == published.pixels(split, 784)).all()
+    assert (samples.labels == published.numbers(split, 62)).all()
+    names = np.array(sorted(published.WRITER_NAMES))[samples.users]
+    parts = np.array_split(names, 3)
+    assert [set(part) for part in parts] == [{name} for name in published.WRITER_NAMES]
+
+
 @pytest.mark.parametrize("inside", ["cifar-10-batches-py", "."])
 def test_the_root_is_the_folder_or_what_it_lies_in(tmp_path: Path, inside: str) -> None:
     published.cifar10(tmp_path)
@@ -120,6 +164,9 @@ FILES = {
     "svhn": "train_32x32.mat",
     "tiny_imagenet": "n00000003_2.JPEG",
     "pathmnist": "pathmnist.npz",
+    "mnist": "train-images-idx3-ubyte",
+    "emnist_balanced": "emnist-balanced-train-labels-idx1-ubyte.gz",
+    "femnist": "train/all_data_1_niid_0.json",
 }
 
 
@@ -142,7 +189,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage) -> None:
     assert caught.value.try_
 
 
-@pytest.mark.parametrize("name", ["cifar10", "svhn", "pathmnist"])
+@pytest.mark.parametrize("name", ["cifar10", "svhn", "pathmnist", "mnist"])
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
     (path,) = published.WRITERS[name](tmp_path).rglob(FILES[name])
     path.unlink()
@@ -200,11 +247,75 @@ def test_matrices_of_another_kind_are_refused(tmp_path: Path, content, words: st
         load("svhn", tmp_path)
 
 
+HEAD = bytes([0, 0, 8, 3]) + np.array([40, 28, 28], ">u4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\0\0\x0d\x03" + HEAD[4:], "starts with 00000d03, want 00000803"),
+        (HEAD[:9], "starts with"),
+        (HEAD[:8] + np.array([32, 32], ">u4").tobytes(), r"is \[40, 32, 32\]"),
+        (HEAD + bytes(31359), "31,359 of 31,360 bytes"),
+        (HEAD + bytes(31361), "more than 31,360 bytes"),
+        (HEAD[:4] + b"\xff" * 4 + HEAD[8:], "0 of 3,367,254,359,280 bytes"),
+    ],
+)
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzipped"])
+def test_an_idx_file_is_what_its_head_says(
+    tmp_path: Path, content: bytes, words: str, packed: bool
+) -> None:
+    path = published.mnist(tmp_path) / "train-images-idx3-ubyte"
+    path.write_bytes(content)
+    if packed:
+        path.unlink()
+        path = path.with_name(path.name + ".gz")
+        path.write_bytes(gzip.compress(content))
+        words = words.replace("0 of 3,367,254,359,280 bytes", r"\[4294967295, 28, 28\] in a file")
+    with pytest.raises(ShardError, match=words) as caught:
+        load("mnist", tmp_path)
+    assert caught.value.shard == str(path)
+
+
+def test_a_label_beyond_the_classes_is_refused(tmp_path: Path) -> None:
+    published.emnist("letters", 26, first=1)(tmp_path)
+    path = tmp_path / "gzip" / "emnist-letters-test-labels-idx1-ubyte.gz"
+    for label, words in ((27, "a label 27 among 26"), (0, "one integer from 1")):
+        published.idx(path, np.full(8, label, np.uint8))
+        with pytest.raises(ShardError, match=f"emnist-letters-test-labels.*{words}"):
+            load("emnist_letters", tmp_path, Split.TEST)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c.pop("users"), "cannot be read: users"),
+        (lambda c: c["users"].append("f9"), "cannot be read: zip"),
+        (lambda c: c["users"].__setitem__(0, "f9"), "cannot be read: f9"),
+        (lambda c: c["num_samples"].__setitem__(0, 3), "14 samples of f0120_07, not the 3"),
+        (lambda c: c["user_data"]["f0120_07"]["y"].pop(), "for 14 images"),
+        (lambda c: c["user_data"]["f0120_07"]["y"].__setitem__(0, 62), "a label 62"),
+        (lambda c: c["user_data"]["f0120_07"]["y"].__setitem__(0, 0.5), "float64"),
+        (lambda c: c["user_data"]["f0120_07"]["x"][0].__setitem__(0, 1.5), "outside of 0...1"),
+        (lambda c: c["user_data"]["f0120_07"]["x"][0].__setitem__(0, float("nan")), "outside"),
+        (lambda c: c["user_data"]["f0120_07"]["x"][0].pop(), "cannot be read"),
+        (lambda c: c["user_data"]["f0120_07"].pop("x"), "cannot be read: x"),
+    ],
+)
+def test_a_leaf_file_of_another_kind_is_refused(tmp_path: Path, change, words: str) -> None:
+    path = published.femnist(tmp_path) / "data" / "train" / "all_data_0_niid_0.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ShardError, match=f"all_data_0_niid_0.json: .*{words}"):
+        load("femnist", tmp_path)
+
+
 def test_images_of_another_size_are_refused(tmp_path: Path) -> None:
     root = published.tiny_imagenet(tmp_path)
     (path,) = root.rglob("val_3.JPEG")
     published.Image.new("RGB", (32, 32)).save(path)
-    with pytest.raises(ShardError, match=r"val_3\.JPEG.*\[1, 32, 32, 3\]"):
+    with pytest.raises(ShardError, match=r"val_3\.JPEG.*is 32 x 32, want 64 x 64"):
         load("tiny_imagenet", root, Split.TEST)
 
 
@@ -285,7 +396,8 @@ def test_raw_files_become_shards_and_come_back(tmp_path: Path, name: str) -> Non
     folder = prepare.make(RunConfig.of({"data": data, "clients": {"count": 2}}))
     manifest, source = Manifest.load(folder), SOURCES.get(name)
     assert (manifest.shape, manifest.classes) == (source.shape, source.classes)
-    assert (manifest.mean, manifest.std) == (source.mean, source.std)
+    if source.mean:
+        assert (manifest.mean, manifest.std) == (source.mean, source.std)
     train, test = (load(name, root, split) for split in Split)
     assert sum(client.samples for client in manifest.clients) == len(train.labels)
     held_out = read_part(folder, manifest, manifest.test)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_shards.sources import SOURCES, Arrays, Source, Split, checked
-from fedcore.errors import ShardError
+from fedcore.errors import ConfigError, ShardError
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 5, 6), dtype=np.uint8)
 LABELS = np.arange(12) % 3
@@ -93,3 +93,78 @@ def test_labels_that_are_identifiers_are_refused() -> None:
     split_ = split([0, 10**9])
     with pytest.raises(ShardError, match="1000000000"):
         checked("mine", source, split_, split_)
+
+
+USERS = np.array(["zoe", "ada", "bob"])[np.arange(12) % 3]
+
+
+def folder_of_arrays(folder: Path, **more: np.ndarray) -> Path:
+    """A folder of the user's arrays, each in a file of its own."""
+    for name in ("x_train", "x_test"):
+        np.save(folder / f"{name}.npy", IMAGES)
+    for name in ("y_train", "y_test"):
+        np.save(folder / f"{name}.npy", LABELS)
+    for name, array in more.items():
+        np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+@pytest.mark.parametrize("ids", [USERS, np.arange(12) % 3 * -7 + 3])
+def test_user_ids_are_numbered_in_their_order(tmp_path: Path, ids: np.ndarray) -> None:
+    known = np.unique(ids).tolist()
+    wanted = [known.index(value) for value in ids.tolist()]
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=IMAGES,
+        y_train=LABELS,
+        u_train=ids,
+        x_test=IMAGES,
+        y_test=LABELS,
+    )
+    for name, root in (("npz", tmp_path / "a.npz"), ("npy", folder_of_arrays(tmp_path))):
+        assert SOURCES.get(name).load(root, Split.TEST).users is None
+        if name == "npy":
+            np.save(root / "u_train.npy", ids)
+        assert SOURCES.get(name).load(root, Split.TRAIN).users.tolist() == wanted
+
+
+def test_arrays_in_files_of_their_own_are_mapped(tmp_path: Path) -> None:
+    samples = SOURCES.get("npy").load(folder_of_arrays(tmp_path), Split.TRAIN)
+    assert isinstance(samples.images, np.memmap)
+    assert (samples.pixels(np.array([3, 1]))[:, 0] == IMAGES[[3, 1]]).all()
+    assert (samples.labels == LABELS).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "words"),
+    [
+        ("x_train", IMAGES.astype(float), "images are float64"),
+        ("x_train", np.zeros((12, 5, 6, 4), np.uint8), "1 or 3 channels"),
+        ("y_train", LABELS[1:], "for 12 images"),
+        ("y_train", LABELS - 1, "one integer from 0"),
+        ("y_train", LABELS * 0.5, "float64"),
+        ("u_train", USERS[1:], r"user ids are <U3 \[11\] for 12 images"),
+        ("u_train", LABELS * 0.5, "user ids are float64"),
+        ("u_train", np.array([None] * 12), "cannot be read: .*Python objects"),
+        ("y_train", None, "cannot be read"),
+        ("x_train", b"", "cannot be read"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_named(tmp_path: Path, name: str, array, words: str) -> None:
+    path = folder_of_arrays(tmp_path) / f"{name}.npy"
+    if isinstance(array, bytes):
+        path.write_bytes(array)
+    elif array is None:
+        path.write_bytes(path.read_bytes()[:-3])
+    else:
+        np.save(path, array)
+    with pytest.raises(ShardError, match=f"{path}: .*{words}"):
+        SOURCES.get("npy").load(tmp_path, Split.TRAIN)
+
+
+def test_a_missing_array_is_named(tmp_path: Path) -> None:
+    (folder_of_arrays(tmp_path) / "y_test.npy").unlink()
+    with pytest.raises(ShardError, match=r"y_test\.npy: no such file"):
+        SOURCES.get("npy").load(tmp_path, Split.TEST)
+    with pytest.raises(ConfigError, match=r"x_train\.npy.*Try --set data\.root="):
+        SOURCES.get("npy").load(None, Split.TEST)
