@@ -7,13 +7,13 @@ a device per batch: indices and augmentation parameters are drawn on the CPU and
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from data_shards import augment
+from data_shards.folder import Folder
 from data_shards.manifest import WAY_OUT, Manifest, Part
 from data_shards.raw import reading
 from data_shards.tars import read_tars
@@ -30,7 +30,7 @@ class Samples(NamedTuple):
     labels: Tensor  # int64 [n]
 
 
-def read_part(folder: Path, part: Part, shape: tuple[int, int, int]) -> Samples:
+def read_part(folder: Folder, part: Part, shape: tuple[int, int, int]) -> Samples:
     """All samples of a client or of the test split, in the order of the tars."""
     samples = read_tars(folder, part.shards)  # checked, before there is room for what they claim
     place = folder / part.shards[0].file if part.shards else folder
@@ -85,7 +85,7 @@ class ShardedData:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Folder,
         manifest: Manifest,
         clients: Sequence[int],
         *,
@@ -226,7 +226,7 @@ class TestSamples:
     __test__ = False  # not a test class, whatever pytest thinks of the name
 
     def __init__(
-        self, folder: Path, manifest: Manifest, *, device: torch.device, dtype: torch.dtype
+        self, folder: Folder, manifest: Manifest, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         images, labels = read_part(folder, manifest.test, manifest.shape)
         self.images, self.labels = images.to(device), labels.to(device)

@@ -10,17 +10,20 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from data_shards.folder import Folder, Remote
 from data_shards.manifest import NAME, WAY_OUT, Shard, Stored
 from data_shards.raw import reading
 from fedcore.errors import ShardError, StorageError
 from fedcore.files import inside
 
 SHARD_BYTES = 64 * 2**20  # of data in one tar
+AT_ONCE = 8  # files that are hashed or fetched at a time
 
 
 @contextmanager
@@ -78,7 +81,7 @@ def described(work: Path, file: str, samples: int) -> Shard:
     return Shard(file=file, samples=samples, bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
-def read_tars(folder: Path, shards: Sequence[Shard]) -> Iterator[dict[str, Any]]:
+def read_tars(folder: Folder, shards: Sequence[Shard]) -> Iterator[dict[str, Any]]:
     """All samples of some shards in order, after all were checked; `ShardError` names a bad one.
 
     Shards are addressed by client, so no rank or worker splits them.
@@ -110,19 +113,35 @@ def _members(path: Path) -> Iterator[dict[str, Any]]:
             yield {"fname": member.name, "data": file.read(), "__url__": str(path)}
 
 
-def problems(folder: Path, manifest: Stored) -> list[ShardError]:
-    """Every shard that is missing or differs from the manifest."""
-    found = []
-    for shard in manifest.shards:
-        try:
-            check(folder, shard)
-        except ShardError as error:
-            found.append(error)
-    return found
+def problems(
+    folder: Folder, manifest: Stored, tick: Callable[[str], None] = lambda name: None
+) -> list[ShardError]:
+    """Every shard that is missing or differs from the manifest, in its order.
+
+    tick is told the name of each file that was looked at. Remote files are fetched.
+    """
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # hashing and the network leave Python's lock
+        found = pool.map(lambda shard: _problem(folder, shard, tick), manifest.shards)
+        return [error for error in found if error is not None]
 
 
-def check(folder: Path, shard: Shard) -> Path:
-    """The shard's path; `ShardError` naming the file if it is missing or not what was written."""
+def _problem(folder: Folder, shard: Shard, tick: Callable[[str], None]) -> ShardError | None:
+    try:
+        check(folder, shard)
+    except ShardError as error:
+        return error
+    finally:
+        tick(shard.file)
+    return None
+
+
+def check(folder: Folder, shard: Shard) -> Path:
+    """The shard's path; `ShardError` naming the file if it is missing or not what was written.
+
+    One of a remote folder is its copy in the cache, fetched first if it is not there.
+    """
+    if isinstance(folder, Remote):
+        return folder.fetch(shard.file, shard.sha256, shard.bytes)
     path = inside(folder, shard.file)
     try:
         problem = _difference(path, shard)

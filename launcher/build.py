@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from data_shards.folder import Folder
 from data_shards.manifest import Manifest
 from data_shards.read import ShardedData, TestSamples
 from data_shards.sources import SOURCES
@@ -80,7 +80,7 @@ def build_objects(
 
 def build(
     config: RunConfig,
-    store: Path,
+    store: Folder,
     world: World,
     telemetry: Telemetry,
     checkpoints: Checkpoints,
@@ -122,7 +122,7 @@ def build(
 
 def _group(
     config: RunConfig,
-    store: Path,
+    store: Folder,
     manifest: Manifest,
     lanes: list[list[int]],
     algorithm: Algorithm,

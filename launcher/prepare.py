@@ -8,18 +8,28 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from data_shards.folder import Folder, Remote, folder_of, holds
 from data_shards.manifest import NAME, Manifest
 from data_shards.partition import partition
 from data_shards.sources import SOURCES, Split, loaded
 from data_shards.tars import sha256_of
 from data_shards.write import Tick, write
 from fedcore.config import RunConfig
-from fedcore.errors import ShardError
+from fedcore.errors import ConfigError, ShardError
+from launcher.elsewhere import given, local_store, stored, verified
 from launcher.once import once
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
     """What the shards depend on, besides the source: the manifest stores it."""
+    data, chosen = config.data, dealing(config)
+    if data.root is not None and not SOURCES.get(data.source).bundled:
+        chosen["content"] = content(data.root)
+    return chosen
+
+
+def dealing(config: RunConfig) -> dict[str, Any]:
+    """How samples are dealt out: all settings but the raw files."""
     data = config.data
     chosen: dict[str, Any] = {
         "name": data.partition,
@@ -30,8 +40,6 @@ def settings(config: RunConfig) -> dict[str, Any]:
         chosen["alpha"] = data.alpha
     if data.partition == "by_label":
         chosen["labels_per_client"] = data.labels_per_client
-    if data.root is not None and not SOURCES.get(data.source).bundled:
-        chosen["content"] = content(data.root)
     return chosen
 
 
@@ -50,9 +58,11 @@ def content(root: Path) -> str:
     return hashlib.sha256(repr(files).encode()).hexdigest()
 
 
-def store_dir(config: RunConfig) -> Path:
-    """The folder of this configuration's shards."""
+def store_dir(config: RunConfig) -> Folder:
+    """The folder of this configuration's shards: data.shards, or in data.store by name."""
     SOURCES.get(config.data.source)  # it names a folder: only one that is known
+    if config.data.shards is not None:
+        return folder_of(config.data.shards, config.data.cache)
     chosen = settings(config)
     detail = chosen.get("alpha", chosen.get("labels_per_client", ""))
     root = f"-{chosen['content'][:8]}" if "content" in chosen else ""
@@ -60,18 +70,39 @@ def store_dir(config: RunConfig) -> Path:
         f"{config.data.source}{root}-{chosen['name']}{detail}"
         f"-{chosen['clients']}clients-s{chosen['seed']}"
     )
-    return Path(config.data.store) / name
+    return folder_of(config.data.store, config.data.cache) / name
 
 
-def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Path:
+def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Folder:
     """The folder of shards, made unless it is there already; safe with many callers at once.
 
     repair: hash what is there, and make it anew if a shard or the manifest is damaged. Raises
-    `ShardError` for a folder of that name with other settings, `StorageError` without room.
+    `ShardError` for a folder of that name with other settings, `StorageError` without room. What
+    is remote or given by data.shards is never written.
     """
     folder = store_dir(config)
+    if config.data.shards is not None:
+        return _given(config, folder, repair)
+    if isinstance(folder, Remote):
+        return stored(folder, Manifest, settings(config), command(config))
     work = functools.partial(_write, config, folder, tick)
     return once(folder, Manifest, settings(config), work, repair=repair)
+
+
+def _given(config: RunConfig, folder: Folder, repair: bool) -> Folder:
+    """The folder of data.shards, if it is of this configuration."""
+    manifest, source = Manifest.load(folder), config.data.source
+    if manifest.source != source:
+        want = f"{manifest.source!r}, as the shards in {folder} were made"
+        raise ConfigError("data.source", source, want, f"data.source={manifest.source}")
+    keys = {"name": "data.partition", "clients": "clients.count"}
+    given(folder, manifest, dealing(config), keys)
+    if len(manifest.clients) != config.clients.count:
+        problem = f"{len(manifest.clients)} clients, and says {config.clients.count}"
+        raise ShardError(str(folder), problem, "other data.shards")
+    if repair:
+        verified(folder, manifest)
+    return folder
 
 
 def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
@@ -81,11 +112,11 @@ def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
     write(folder, data.source, source, train, test, parts, settings(config), tick)
 
 
-def ensure(config: RunConfig) -> Path:
+def ensure(config: RunConfig) -> Folder:
     """The shards of a run: made if missing and bundled, else asked for by name."""
-    folder = store_dir(config)
-    source = SOURCES.get(config.data.source)
-    if not source.bundled and not (folder / NAME).is_file():
+    folder, source = store_dir(config), SOURCES.get(config.data.source)
+    is_asked_for = isinstance(folder, Path) and config.data.shards is None and not source.bundled
+    if is_asked_for and not holds(folder, NAME):
         raise ShardError(str(folder), "no shards of this configuration", f"`{command(config)}`")
     return make(config)
 
@@ -96,7 +127,7 @@ def command(config: RunConfig) -> str:
     values: dict[str, Any] = {
         "data.source": data.source,
         "data.root": data.root,
-        "data.store": data.store,
+        "data.store": local_store(config),
         "data.partition": data.partition,
         "data.alpha": data.alpha,
         "data.labels_per_client": data.labels_per_client,
@@ -108,9 +139,12 @@ def command(config: RunConfig) -> str:
 
 
 def shape_and_classes(config: RunConfig) -> tuple[tuple[int, int, int], int]:
-    """Image shape and number of classes: as the source declares, else read from its files."""
+    """Image shape and number of classes: as the source declares, else of the shards or files."""
     source = SOURCES.get(config.data.source)
     if source.shape and source.classes:
         return source.shape, source.classes
+    if config.data.shards is not None:
+        manifest = Manifest.load(store_dir(config))
+        return manifest.shape, manifest.classes
     train = loaded(source, config.data, Split.TRAIN)
     return train.shape, source.classes or int(train.labels.max()) + 1

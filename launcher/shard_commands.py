@@ -18,13 +18,14 @@ from launcher import cli
 from launcher.plain import Overrides, plain
 
 if TYPE_CHECKING:
+    from data_shards.folder import Folder
     from data_shards.manifest import Manifest, Shard
     from data_shards.text.manifest import TokenManifest
 
 shards = typer.Typer(help="Shards of data: make, verify, show.", no_args_is_help=True)
 
 Place = Annotated[
-    str, typer.Argument(help="A folder of shards, or the configuration that uses them.")
+    str, typer.Argument(help="A folder of shards, its URL, or the configuration that uses them.")
 ]
 Config = Annotated[
     str | None,
@@ -65,7 +66,7 @@ def _chosen(config: str | None, text: Path | None, overrides: Sequence[str]) -> 
     return cli.load_config(name, [f"lm.data.text={json.dumps(str(text))}", *overrides])
 
 
-def _make_images(config: RunConfig) -> Path:
+def _make_images(config: RunConfig) -> Folder:
     from launcher import prepare
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -73,7 +74,7 @@ def _make_images(config: RunConfig) -> Path:
         return prepare.make(config, lambda name: bar.advance(task), repair=True)
 
 
-def _make_tokens(config: RunConfig) -> Path:
+def _make_tokens(config: RunConfig) -> Folder:
     from data_shards.text.manifest import TokenManifest
     from launcher import prepare_text
 
@@ -85,10 +86,13 @@ def _make_tokens(config: RunConfig) -> Path:
     return folder
 
 
-def _folder(place: str, overrides: list[str] | None) -> Path:
+def _folder(place: str, overrides: list[str] | None) -> Folder:
     """The folder itself, or that of a configuration."""
+    from data_shards.folder import folder_of
     from launcher import prepare, prepare_text
 
+    if "://" in place:
+        return folder_of(place, cli.load_config("default", overrides or []).data.cache)
     if Path(place).is_dir():
         return Path(place)
     config = cli.load_config(place, overrides or [])
@@ -105,7 +109,9 @@ def verify(place: Place = "default", overrides: Overrides = None) -> None:
 
     folder = _folder(place, overrides)
     manifest = load_any(folder)
-    found = problems(folder, manifest)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("hashing", total=len(manifest.shards))
+        found = problems(folder, manifest, lambda name: bar.advance(task))
     for problem in found:
         typer.echo(f"{problem.shard}: {problem.problem}", err=True)
     files = len(manifest.shards)

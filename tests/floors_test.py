@@ -55,6 +55,7 @@ DOORS = {
         "launcher.doctor.group",
     },
     "webdataset": {"data_shards.tars"},
+    "fsspec": {"data_shards.transport"},
     "prometheus_client": {"fedcore.telemetry.exporter_main"},
     "safetensors": {
         "fedcore.checkpoint",
