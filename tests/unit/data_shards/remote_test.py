@@ -22,7 +22,7 @@ from data_shards import transport
 from data_shards.download import Patience
 from data_shards.folder import Remote, folder_of
 from data_shards.manifest import Manifest, Shard
-from data_shards.read import read_part
+from data_shards.read import ShardedData, read_part
 from data_shards.sources import Arrays
 from data_shards.tars import check, problems
 from data_shards.text.manifest import TokenManifest
@@ -98,6 +98,25 @@ def test_only_what_is_read_is_asked_for_and_once(web: Web, tmp_path: Path) -> No
     for _ in range(3):
         read_part(place, Manifest.load(place).clients[0], Manifest.load(place).shape)
     assert web.files() == ["toy/manifest.json", FILE]
+
+
+def test_a_rank_asks_for_its_own_clients_alone(tmp_path: Path) -> None:
+    made = prepare.make(chosen(tmp_path, store=str(tmp_path / "www")))
+    with serving(tmp_path / "www") as web:
+        place = remote(web, tmp_path, made.name)
+        ShardedData(
+            place,
+            Manifest.load(place),
+            [1],
+            batch_size=5,
+            views=2,
+            seed=0,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            augment=False,
+        )
+        names = [f"{made.name}/{file}" for file in ("manifest.json", "client_00001/00000.tar")]
+        assert web.files() == names
 
 
 def test_what_was_read_needs_no_server(web: Web, tmp_path: Path) -> None:
