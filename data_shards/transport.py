@@ -7,6 +7,7 @@ whoever asks for it: fsspec itself knows shells and files of this machine.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from fedcore.config_section import URL_WANTED, is_remote
 from fedcore.errors import ConfigError
 
 BLOCK = 8 * 2**20  # bytes of a range of s3 and gs
-EXTRAS = {"s3": "s3fs", "gs": "gcsfs"}  # scheme -> package, in fedcore's extra of that name
+EXTRAS = {"s3": "s3fs", "gs": "gcsfs"}  # scheme, and fedcore's extra -> package
 
 
 class Opened(NamedTuple):
@@ -85,26 +86,48 @@ def _range_of(header: str) -> tuple[int, int | None] | None:
 
 @contextmanager
 def _of_bucket(url: str, start: int, connect: float, read: float) -> Iterator[Opened]:
-    if url.startswith("s3:"):
-        waits: dict[str, Any] = {"connect_timeout": connect, "read_timeout": read}
-        # tries are counted in one place: download.py
-        fs, path = _file_system(url, config_kwargs={**waits, "retries": {"max_attempts": 0}})
-        fs.retries = 1
-    else:
-        fs, path = _file_system(url, requests_timeout=read)
+    fs, path = (_s3 if url.startswith("s3:") else _gs)(url, connect, read)
     with fs.open(path, "rb", block_size=BLOCK, cache_type="readahead") as file:
         file.seek(start)
         yield Opened(file.read, start, file.size)
 
 
+def _s3(url: str, connect: float, read: float) -> tuple[Any, str]:
+    waits: dict[str, Any] = {"connect_timeout": connect, "read_timeout": read}
+    # tries are counted in one place: download.py
+    with _installed(url):
+        fs, path = _file_system(url, config_kwargs={**waits, "retries": {"max_attempts": 0}})
+    fs.retries = 1
+    return fs, path
+
+
+def _gs(url: str, connect: float, read: float) -> tuple[Any, str]:
+    """Not by fsspec's name for it: that one asks a second service what kind of bucket it is, and
+    waits a minute for each file where that does not answer."""
+    import aiohttp
+
+    with _installed(url):
+        from gcsfs.core import GCSFileSystem
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # what fails is told once: by us
+    waits = aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=read)
+    fs = GCSFileSystem(requests_timeout=waits, use_listings_cache=False)
+    return fs, str(fs._strip_protocol(url))
+
+
 def _file_system(url: str, **settings: Any) -> tuple[Any, str]:
-    """fsspec's file system of a URL, and the path in it; `ConfigError` without its package."""
+    """fsspec's file system of a URL, and the path in it."""
     import fsspec
 
+    fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **settings)
+    return fs, str(path)
+
+
+@contextmanager
+def _installed(url: str) -> Iterator[None]:
+    """`ConfigError` for a scheme whose package is missing."""
     scheme = url.partition(":")[0]
     try:
-        fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **settings)
-        return fs, str(path)
+        yield
     except ImportError:
         way_out = f"pip install 'fedcore[{scheme}]'"
         raise ConfigError("URL", url, f"{EXTRAS[scheme]} for {scheme}://", way_out) from None

@@ -56,6 +56,7 @@ DOORS = {
     },
     "webdataset": {"data_shards.tars"},
     "fsspec": {"data_shards.transport"},
+    "gcsfs": {"data_shards.transport"},
     "prometheus_client": {"fedcore.telemetry.exporter_main"},
     "safetensors": {
         "fedcore.checkpoint",
