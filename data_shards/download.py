@@ -129,9 +129,8 @@ class Download:
             raise ShardError(self.url, problem, transport.way_out(error)) from cause
         if last:
             of = "" if self.size is None else f" of {self.size:,}"
-            came = (
-                f"{self.received:,}{of} bytes came in {failed} {'try' if failed == 1 else 'tries'}"
-            )
+            tries = f"{failed} {'try' if failed == 1 else 'tries'}"
+            came = f"{self.received:,}{of} bytes came in {tries}"
             way_out = "again when the server answers"
             raise ShardError(self.url, f"{problem}; {came}", way_out) from None
         if status == 416:  # no such part: another file than the one that was begun

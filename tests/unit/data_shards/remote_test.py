@@ -36,7 +36,7 @@ from launcher import cli, prepare, prepare_text
 from launcher.commands import app
 from launcher.doctor import shards as doctor
 from tests.unit.data_shards.prepare_test import SOURCE, flip, toy
-from tests.web import Handler, Trick, Web, drops_after, says, sends, serving, stalls
+from tests.web import Handler, Trick, Web, drops_after, fetch_at_once, says, sends, serving, stalls
 
 call = CliRunner().invoke
 HASTY = Patience(tries=3, wait=0.01, connect=2.0, read=0.3)
@@ -290,10 +290,10 @@ def test_two_processes_fetch_it_once(web: Web, tmp_path: Path) -> None:
 
     web.tricks[FILE] = [slowly] * 4
     context = multiprocessing.get_context("spawn")  # a fork of threads in locks may never wake
-    others = [context.Process(target=check, args=(place, shard)) for _ in range(2)]
+    given = (place, shard, context.Barrier(2))
+    others = [context.Process(target=fetch_at_once, args=given) for _ in range(2)]
     for process in others:
         process.start()
-    check(place, shard)
     for process in others:
         process.join(60)
     assert [process.exitcode for process in others] == [0] * 2
