@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from data_shards.folder import Folder, words_of
 from fedcore.errors import ShardError
-from fedcore.files import read_bytes
 
 FORMAT_VERSION = 2  # 2: encodings, validation shards; 1 is read too
 NAME = "manifest.json"
@@ -85,11 +84,11 @@ class Stored(Record, ABC):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     @classmethod
-    def load(cls, folder: Path) -> Self:
+    def load(cls, folder: Folder) -> Self:
         """Read and check a folder's manifest; `ShardError` if it is missing or damaged."""
         path = folder / NAME
         try:
-            return cls.model_validate_json(read_bytes(path))
+            return cls.model_validate_json(words_of(folder, NAME))
         except OSError as error:
             raise ShardError(str(path), error.strerror or str(error), WAY_OUT) from None
         except ValidationError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from data_shards.folder import Folder
 from fedcore.errors import ConfigError, FedError, ShardError
 
 
@@ -30,7 +31,7 @@ def located(root: Path | None, name: str) -> Path:
 
 
 @contextmanager
-def reading(path: Path, way_out: str) -> Iterator[None]:
+def reading(path: Folder, way_out: str) -> Iterator[None]:
     """Around a call of a parser: whatever it makes of that file becomes a `ShardError`."""
     try:
         yield

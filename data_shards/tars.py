@@ -10,18 +10,20 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data_shards.folder import Folder
+from data_shards.folder import Folder, Remote
 from data_shards.manifest import NAME, WAY_OUT, Shard, Stored
 from data_shards.raw import reading
 from fedcore.errors import ShardError, StorageError
 from fedcore.files import inside
 
 SHARD_BYTES = 64 * 2**20  # of data in one tar
+AT_ONCE = 8  # files that are hashed or fetched at a time
 
 
 @contextmanager
@@ -150,15 +152,26 @@ def _members(content: bytes, name: str) -> Iterator[dict[str, Any]]:
             yield {"fname": member.name, "data": file.read(), "__url__": name}
 
 
-def problems(folder: Folder, manifest: Stored) -> list[ShardError]:
-    """Every shard that is missing or differs from the manifest."""
-    found = []
-    for shard in manifest.shards:
-        try:
-            check(folder, shard)
-        except ShardError as error:
-            found.append(error)
-    return found
+def problems(
+    folder: Folder, manifest: Stored, tick: Callable[[str], None] = lambda name: None
+) -> list[ShardError]:
+    """Every shard that is missing or differs from the manifest, in its order.
+
+    tick is told the name of each file that was looked at. Remote files are fetched.
+    """
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # hashing and the network leave Python's lock
+        found = pool.map(lambda shard: _problem(folder, shard, tick), manifest.shards)
+        return [error for error in found if error is not None]
+
+
+def _problem(folder: Folder, shard: Shard, tick: Callable[[str], None]) -> ShardError | None:
+    try:
+        check(folder, shard)
+    except ShardError as error:
+        return error
+    finally:
+        tick(shard.file)
+    return None
 
 
 def check(folder: Folder, shard: Shard) -> Path:
@@ -182,8 +195,9 @@ def sized(folder: Folder, shard: Shard) -> Path:
 
 
 def local(folder: Folder, shard: Shard) -> Path:
-    """Where that file is on this machine."""
-    assert isinstance(folder, Path)
+    """Where that file is on this machine; one of a remote folder is fetched into the cache."""
+    if isinstance(folder, Remote):
+        return folder.fetch(shard.file, shard.sha256, shard.bytes)
     return inside(folder, shard.file)
 
 

@@ -250,7 +250,7 @@ class RunConfig(Section):
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-STORING = {"store", "cache"}
+STORING = {"store", "shards", "cache"}
 """Keys of `data` that a language-model run reads."""
 
 FEDERATED = ("rounds", "clients", "model", "algorithm")

@@ -43,17 +43,26 @@ def _can_lie_there(value: Path) -> Path:
 
 
 Place = Annotated[Path, AfterValidator(_can_lie_there)]
-REMOTE = re.compile(r"(https?|s3|gs)://[\w.~:/@%+=,-]+")
+REMOTE = re.compile(r"(https?://[\w.~:/%+=,-]+|(s3|gs)://[\w.-]+(/[\w.~:/@%+=,-]*)?)")
+URL_WANTED = "a URL http://, https://, s3://bucket or gs://bucket, without user and password"
+
+
+def is_remote(text: str) -> bool:
+    """Whether it is the URL of a store; never a command (`pipe:`) or a chain of them (`::`).
+
+    Nor one with a password in it: the words of a run stand in its files and in lists of processes.
+    """
+    return REMOTE.fullmatch(text) is not None and "::" not in text
 
 
 def _place_or_url(value: Any) -> Path | str:
-    """A path, or the URL of a store; never a command (`pipe:`) or a chain of them (`::`)."""
+    """A path, or the URL of a store."""
     text = str(value) if isinstance(value, str | Path) else ""
     scheme = re.match(r"[A-Za-z][\w+.-]*:", text) or "::" in text
-    if scheme and REMOTE.fullmatch(text) and "::" not in text:
+    if scheme and is_remote(text):
         return text.rstrip("/")
     if scheme or not text:
-        raise ValueError("a folder, or a URL http://, https://, s3:// or gs://")
+        raise ValueError(f"a folder, or {URL_WANTED}")
     return _can_lie_there(Path(text))
 
 

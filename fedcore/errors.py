@@ -6,6 +6,7 @@ every rank ends with the same words and the same code.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -25,6 +26,11 @@ class FedError(Exception):
 LONGEST = 400  # characters of a value that are shown
 
 
+def masked(text: str) -> str:
+    """The words without the user and password of a URL in them."""
+    return re.sub(r"(\w://)[^\s'\"]*@", r"\1***@", text)
+
+
 def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else repr(value)
 
@@ -40,7 +46,7 @@ class ConfigError(FedError):
     try_: str = ""
 
     def __str__(self) -> str:
-        got = repr(self.got)
+        got = masked(repr(self.got))
         text = f"{self.key}: got {got if len(got) <= LONGEST else got[:LONGEST] + '...'}"
         if self.want:
             text += f", want {self.want}"

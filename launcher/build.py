@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from torch import Tensor
 
+from data_shards.folder import Folder
 from data_shards.manifest import Manifest
 from data_shards.read import ShardedData, TestSamples
 from data_shards.sources import SOURCES
@@ -83,7 +83,7 @@ def build_objects(
 
 def build(
     config: RunConfig,
-    store: Path,
+    store: Folder,
     world: World,
     telemetry: Telemetry,
     checkpoints: Checkpoints,
@@ -125,7 +125,7 @@ def build(
 
 def _group(
     config: RunConfig,
-    store: Path,
+    store: Folder,
     manifest: Manifest,
     lanes: list[list[int]],
     algorithm: Algorithm,

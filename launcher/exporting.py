@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from data_shards.folder import Remote
 from data_shards.manifest import NAME, Manifest, Side
 from data_shards.raw import reading
 from data_shards.sources import SOURCES
@@ -149,7 +150,7 @@ class Exporter:
         """Mean and standard deviation a channel: of the run's shards, or as the dataset says."""
         folder = store_dir(self.config)
         wanted = self.checkpoint.facts["config"].get("data (sha256 of the shards)")
-        if (folder / NAME).is_file():
+        if isinstance(folder, Remote) or (folder / NAME).is_file():
             try:
                 manifest = Manifest.load(folder)
             except FedError:

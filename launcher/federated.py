@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from data_shards.folder import Folder
 from data_shards.manifest import Manifest
 from fedcore.config import RunConfig
 from fedcore.federation import Federation, Outcome
@@ -25,15 +26,15 @@ class Federated:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.store = Path()
+        self.store: Folder = Path()
         self.manifest: Manifest | None = None
         self.federation: Federation | None = None
 
-    def prepare(self) -> Path:
+    def prepare(self) -> Folder:
         check_names(self.config)
         return prepare.ensure(self.config)
 
-    def open(self, store: Path) -> str:
+    def open(self, store: Folder) -> str:
         self.store, self.manifest = store, Manifest.load(store)
         return self.manifest.digest()
 

@@ -6,9 +6,9 @@ import os
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
+from data_shards.folder import folder_of
 from fedcore.config import RunConfig
 from fedcore.errors import CollectiveError, FedError, Stopped, StorageError, Unexpected
 from fedcore.server.comm import together
@@ -85,9 +85,9 @@ class Job:
         comm, kind = here.comm, self.kind
         with together(comm):
             store = str(kind.prepare()) if comm.rank == 0 else ""
-        store_dir = Path(comm.gather_json(store)[0])
-        with together(comm):
-            data_sha256 = kind.open(store_dir)
+        place = comm.gather_json(store)[0]
+        with together(comm):  # each node has a cache of its own
+            data_sha256 = kind.open(folder_of(place, self.config.data.cache))
         found = entry.enter(self.request, self.run, here, data_sha256)
         if found.finished:
             self._say(f"{self.run.path} holds this run, completed; --resume never runs it anew")

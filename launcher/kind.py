@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
+from data_shards.folder import Folder
 from fedcore.checkpoint import Checkpoint
 from fedcore.telemetry.telemetry import Telemetry
 from launcher.entry import Identity
@@ -27,10 +28,10 @@ class Kind(Protocol):
 
     name: str  # `kind` in summary.json
 
-    def prepare(self) -> Path:
+    def prepare(self) -> Folder:
         """Look every name up and make the data, on rank 0: their folder."""
 
-    def open(self, store: Path) -> str:
+    def open(self, store: Folder) -> str:
         """Read what the data are, on every rank: their SHA-256 by content."""
 
     def title(self, world: World) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from data_shards.folder import Folder
 from data_shards.tars import check
 from data_shards.text.manifest import TokenManifest
 from data_shards.text.read import TokenStream
@@ -83,16 +84,16 @@ class LanguageModel:
     def __init__(self, config: RunConfig) -> None:
         assert config.lm is not None
         self.config, self.lm = config, config.lm
-        self.store = Path()
+        self.store: Folder = Path()
         self.manifest: TokenManifest | None = None
         self.outcome = LMOutcome()
         self.engine: Engine | None = None
 
-    def prepare(self) -> Path:
+    def prepare(self) -> Folder:
         check_names(self.config)
         return prepare_text.ensure(self.config)
 
-    def open(self, store: Path) -> str:
+    def open(self, store: Folder) -> str:
         self.store, self.manifest = store, TokenManifest.load(store)
         check(store, self.manifest.vocabulary.file)
         return self.manifest.digest()
@@ -162,7 +163,7 @@ class LanguageModel:
         with together(comm):
             check_batch(config, comm.size)
             if comm.rank == 0:
-                keep_vocabulary(self.store, manifest.vocabulary.file.file, run)
+                keep_vocabulary(check(self.store, manifest.vocabulary.file), run)
             clients = self._clients
             own = dealt(clients, comm.rank, comm.size)
             streams = {k: self._stream(manifest, k) for k in own or clients[:1]}

@@ -13,7 +13,6 @@ from data_shards.text.tokenizers import Tokenizer, load
 from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
-from fedcore.files import inside
 from fedcore.lm.count import parameters
 from fedcore.lm.model import TransformerLM
 from launcher.checkpoint_stored import newest_good
@@ -31,10 +30,10 @@ class Stored(NamedTuple):
     vocabulary: Path
 
 
-def keep_vocabulary(store: Path, file: str, run: RunDir) -> None:
+def keep_vocabulary(file: Path, run: RunDir) -> None:
     """Copy the vocabulary of the shards into the run, which then needs no shards to be read."""
     with storage(run.path):
-        shutil.copyfile(inside(store, file), run.path / VOCABULARY)
+        shutil.copyfile(file, run.path / VOCABULARY)
 
 
 def load_stored(place: Path) -> Stored:

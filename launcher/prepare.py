@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from data_shards.folder import Folder, Remote, folder_of, holds
 from data_shards.manifest import NAME, Manifest
 from data_shards.partition import partition, with_validation
 from data_shards.skew import skewed_by_client, skewed_shape, skewed_test
@@ -18,7 +19,8 @@ from data_shards.tars import sha256_of
 from data_shards.write import Dealt, Tick, write
 from fedcore.config import RunConfig
 from fedcore.config_data import DataConfig
-from fedcore.errors import ShardError
+from fedcore.errors import ConfigError, ShardError
+from launcher.elsewhere import given, local_store, stored, verified
 from launcher.once import once
 
 IN_NAME = ("name", "clients", "seed", "alpha", "labels_per_client", "content")
@@ -26,7 +28,15 @@ IN_NAME = ("name", "clients", "seed", "alpha", "labels_per_client", "content")
 
 def settings(config: RunConfig) -> dict[str, Any]:
     """What the shards depend on, besides the source: the manifest stores it."""
-    data, source = config.data, SOURCES.get(config.data.source)
+    data, chosen = config.data, dealing(config)
+    if data.root is not None and not SOURCES.get(data.source).bundled:
+        chosen["content"] = content(data.root)
+    return chosen
+
+
+def dealing(config: RunConfig) -> dict[str, Any]:
+    """How samples are dealt out: all settings but the raw files."""
+    data = config.data
     chosen: dict[str, Any] = {
         "name": data.partition,
         "clients": config.clients.count,
@@ -36,9 +46,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
         chosen["alpha"] = data.alpha
     if data.partition == "by_label":
         chosen["labels_per_client"] = data.labels_per_client
-    if data.root is not None and not source.bundled:
-        chosen["content"] = content(data.root)
-    return chosen | _unusual(data) | _taken(source, data)
+    return chosen | _unusual(data) | _taken(SOURCES.get(data.source), data)
 
 
 def _unusual(data: DataConfig) -> dict[str, Any]:
@@ -75,9 +83,11 @@ def content(root: Path) -> str:
     return hashlib.sha256(repr(files).encode()).hexdigest()
 
 
-def store_dir(config: RunConfig) -> Path:
-    """The folder of this configuration's shards."""
+def store_dir(config: RunConfig) -> Folder:
+    """The folder of this configuration's shards: data.shards, or in data.store by name."""
     SOURCES.get(config.data.source)  # it names a folder: only one that is known
+    if config.data.shards is not None:
+        return folder_of(config.data.shards, config.data.cache)
     chosen = settings(config)
     detail = chosen.get("alpha", chosen.get("labels_per_client", ""))
     root = f"-{chosen['content'][:8]}" if "content" in chosen else ""
@@ -87,18 +97,39 @@ def store_dir(config: RunConfig) -> Path:
         f"{config.data.source}{root}-{chosen['name']}{detail}"
         f"-{chosen['clients']}clients-s{chosen['seed']}" + (f"-{digest[:8]}" if rest else "")
     )
-    return Path(config.data.store) / name
+    return folder_of(config.data.store, config.data.cache) / name
 
 
-def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Path:
+def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Folder:
     """The folder of shards, made unless it is there already; safe with many callers at once.
 
     repair: hash what is there, and make it anew if a shard or the manifest is damaged. Raises
-    `ShardError` for a folder of that name with other settings, `StorageError` without room.
+    `ShardError` for a folder of that name with other settings, `StorageError` without room. What
+    is remote or given by data.shards is never written.
     """
     folder = store_dir(config)
+    if config.data.shards is not None:
+        return _given(config, folder, repair)
+    if isinstance(folder, Remote):
+        return stored(folder, Manifest, settings(config), command(config))
     work = functools.partial(_write, config, folder, tick)
     return once(folder, Manifest, settings(config), work, repair=repair)
+
+
+def _given(config: RunConfig, folder: Folder, repair: bool) -> Folder:
+    """The folder of data.shards, if it is of this configuration."""
+    manifest, source = Manifest.load(folder), config.data.source
+    if manifest.source != source:
+        want = f"{manifest.source!r}, as the shards in {folder} were made"
+        raise ConfigError("data.source", source, want, f"data.source={manifest.source}")
+    keys = {"name": "data.partition", "clients": "clients.count"}
+    given(folder, manifest, dealing(config), keys)
+    if len(manifest.clients) != config.clients.count:
+        problem = f"{len(manifest.clients)} clients, and says {config.clients.count}"
+        raise ShardError(str(folder), problem, "other data.shards")
+    if repair:
+        verified(folder, manifest)
+    return folder
 
 
 def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
@@ -130,11 +161,11 @@ def steps(config: RunConfig) -> int:
     return config.clients.count * (2 if config.data.validation else 1) + 1
 
 
-def ensure(config: RunConfig) -> Path:
+def ensure(config: RunConfig) -> Folder:
     """The shards of a run: made if missing and bundled, else asked for by name."""
-    folder = store_dir(config)
-    source = SOURCES.get(config.data.source)
-    if not source.bundled and not (folder / NAME).is_file():
+    folder, source = store_dir(config), SOURCES.get(config.data.source)
+    is_asked_for = isinstance(folder, Path) and config.data.shards is None and not source.bundled
+    if is_asked_for and not holds(folder, NAME):
         raise ShardError(str(folder), "no shards of this configuration", f"`{command(config)}`")
     return make(config)
 
@@ -145,7 +176,7 @@ def command(config: RunConfig) -> str:
     values: dict[str, Any] = {
         "data.source": data.source,
         "data.root": data.root,
-        "data.store": data.store,
+        "data.store": local_store(config),
         "data.partition": data.partition,
         "data.alpha": data.alpha,
         "data.labels_per_client": data.labels_per_client,
@@ -164,9 +195,12 @@ def _as_text(value: Any) -> Any:
 
 
 def shape_and_classes(config: RunConfig) -> tuple[tuple[int, int, int], int]:
-    """Image shape and number of classes: as the source declares, else read from its files."""
+    """Image shape and number of classes: as the source declares, else of the shards or files."""
     source = SOURCES.get(config.data.source)
     if source.shape and source.classes:
         return skewed_shape(source.shape, config.data), source.classes
+    if config.data.shards is not None:
+        manifest = Manifest.load(store_dir(config))
+        return manifest.shape, manifest.classes
     train = loaded(source, config.data, Split.TRAIN)
     return skewed_shape(train.shape, config.data), source.classes or int(train.labels.max()) + 1

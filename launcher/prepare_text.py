@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from data_shards.folder import Folder, Remote, folder_of
 from data_shards.tars import sha256_of
 from data_shards.text import corpus, stdlib, tokenizers
 from data_shards.text.manifest import TokenManifest
@@ -18,6 +19,7 @@ from fedcore.config import RunConfig
 from fedcore.config_lm import LMConfig, LMDataConfig
 from fedcore.errors import ConfigError
 from fedcore.files import plain_name
+from launcher.elsewhere import given, local_store, stored, verified
 from launcher.once import once
 
 
@@ -30,8 +32,17 @@ def lm_of(config: RunConfig) -> LMConfig:
 def settings(config: RunConfig) -> dict[str, Any]:
     """All that the shards depend on; the text and a vocabulary count by their content."""
     lm = lm_of(config)
+    chosen = {"content": _content(lm.data.text), **dealing(config)}
+    if lm.data.vocabulary is not None:
+        files = tokenizers.vocabulary_files(lm.data.vocabulary)
+        chosen["vocabulary"] = [sha256_of(file) for file in files]
+    return chosen
+
+
+def dealing(config: RunConfig) -> dict[str, Any]:
+    """All of them but the user's files."""
+    lm = lm_of(config)
     chosen: dict[str, Any] = {
-        "content": _content(lm.data.text),
         "tokenizer": lm.data.tokenizer,
         "held_out": lm.data.held_out,
         "limit": lm.data.limit,
@@ -39,9 +50,6 @@ def settings(config: RunConfig) -> dict[str, Any]:
     }
     if lm.data.tokenizer == "bpe":
         chosen["vocab_size"] = lm.data.vocab_size
-    if lm.data.vocabulary is not None:
-        files = tokenizers.vocabulary_files(lm.data.vocabulary)
-        chosen["vocabulary"] = [sha256_of(file) for file in files]
     if lm.federated is not None:
         chosen |= {"clients": lm.federated.clients, "partition": lm.data.partition}
     return chosen
@@ -55,23 +63,45 @@ def _content(text: Path | None) -> str:
     return hashlib.sha256(stdlib.version().encode()).hexdigest()
 
 
-def store_dir(config: RunConfig) -> Path:
+def store_dir(config: RunConfig) -> Folder:
     """The folder of this configuration's shards; never inside the text, which it would change."""
-    data, store = lm_of(config).data, Path(config.data.store)
-    if data.text is not None and store.resolve().is_relative_to(data.text.resolve()):
-        want = f"a folder outside the text in {data.text}"
-        raise ConfigError("data.store", str(store), want, "--set data.store=/another/folder")
+    if config.data.shards is not None:
+        return folder_of(config.data.shards, config.data.cache)
+    data, store = lm_of(config).data, folder_of(config.data.store, config.data.cache)
+    if isinstance(store, Path):
+        _check_outside(store, data.text)
     chosen = settings(config)
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     source = "python" if data.text is None else plain_name(data.text.resolve().stem)
     return store / f"text-{source}-{data.tokenizer}-{digest}"
 
 
-def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Path:
+def _check_outside(store: Path, text: Path | None) -> None:
+    if text is not None and store.resolve().is_relative_to(text.resolve()):
+        want = f"a folder outside the text in {text}"
+        raise ConfigError("data.store", str(store), want, "--set data.store=/another/folder")
+
+
+def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Folder:
     """The folder of token shards, made unless it is there already, as `prepare.make` does it."""
     folder = store_dir(config)
+    if config.data.shards is not None:
+        return _given(config, folder, repair)
+    if isinstance(folder, Remote):
+        return stored(folder, TokenManifest, settings(config), command(config))
     work = functools.partial(_write, config, folder, tick)
     return once(folder, TokenManifest, settings(config), work, repair=repair)
+
+
+def _given(config: RunConfig, folder: Folder, repair: bool) -> Folder:
+    """The folder of data.shards, if it is of this configuration."""
+    manifest = TokenManifest.load(folder)
+    wanted = dealing(config)
+    keys = {name: f"lm.data.{name}" for name in {*wanted, *manifest.made_with}}
+    given(folder, manifest, wanted, keys | {"clients": "lm.federated.clients"})
+    if repair:
+        verified(folder, manifest)
+    return folder
 
 
 def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
@@ -81,7 +111,7 @@ def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
     write(folder, documents, lm, settings(config), tick)
 
 
-def ensure(config: RunConfig) -> Path:
+def ensure(config: RunConfig) -> Folder:
     """The shards of a run, made if missing: no choice is left that a user would have to make."""
     return make(config)
 
@@ -106,7 +136,7 @@ def command(config: RunConfig) -> str:
     lm = lm_of(config)
     values: dict[str, Any] = {
         "lm.data.seed": lm.data.seed,
-        "data.store": config.data.store,
+        "data.store": local_store(config),
         "lm.data.tokenizer": lm.data.tokenizer,
         "lm.data.vocab_size": lm.data.vocab_size if lm.data.tokenizer == "bpe" else None,
         "lm.data.vocabulary": lm.data.vocabulary,

@@ -18,13 +18,14 @@ from launcher import cli
 from launcher.plain import Overrides, plain
 
 if TYPE_CHECKING:
+    from data_shards.folder import Folder
     from data_shards.manifest import Manifest
     from data_shards.text.manifest import TokenManifest
 
 shards = typer.Typer(help="Shards of data: make, verify, show.", no_args_is_help=True)
 
 Place = Annotated[
-    str, typer.Argument(help="A folder of shards, or the configuration that uses them.")
+    str, typer.Argument(help="A folder of shards, its URL, or the configuration that uses them.")
 ]
 Config = Annotated[
     str | None,
@@ -76,14 +77,14 @@ def _chosen(config: str | None, text: Path | None, overrides: Sequence[str]) -> 
 
 
 def _download(config: RunConfig) -> None:
-    from data_shards.download import download
+    from data_shards.published import download
 
     if config.lm:
         raise ConfigError("--download", config.data.source, "a dataset of images", "--text FOLDER")
     download(config.data.source, config.data.root)
 
 
-def _make_images(config: RunConfig) -> Path:
+def _make_images(config: RunConfig) -> Folder:
     from launcher import prepare
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -91,7 +92,7 @@ def _make_images(config: RunConfig) -> Path:
         return prepare.make(config, lambda name: bar.advance(task), repair=True)
 
 
-def _make_tokens(config: RunConfig) -> Path:
+def _make_tokens(config: RunConfig) -> Folder:
     from data_shards.text.manifest import TokenManifest
     from launcher import prepare_text
 
@@ -103,10 +104,13 @@ def _make_tokens(config: RunConfig) -> Path:
     return folder
 
 
-def _folder(place: str, overrides: list[str] | None) -> Path:
+def _folder(place: str, overrides: list[str] | None) -> Folder:
     """The folder itself, or that of a configuration."""
+    from data_shards.folder import folder_of
     from launcher import prepare, prepare_text
 
+    if "://" in place:
+        return folder_of(place, cli.load_config("default", overrides or []).data.cache)
     if Path(place).is_dir():
         return Path(place)
     config = cli.load_config(place, overrides or [])
@@ -123,7 +127,9 @@ def verify(place: Place = "default", overrides: Overrides = None) -> None:
 
     folder = _folder(place, overrides)
     manifest = load_any(folder)
-    found = problems(folder, manifest)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("hashing", total=len(manifest.shards))
+        found = problems(folder, manifest, lambda name: bar.advance(task))
     for problem in found:
         typer.echo(f"{problem.shard}: {problem.problem}", err=True)
     files = len(manifest.shards)

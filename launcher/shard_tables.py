@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
+from data_shards.folder import Folder
 from data_shards.manifest import Manifest, Part, Shard
 from data_shards.text.manifest import TokenManifest, TokenPart
 from fedcore.objective.weighting import label_entropy
@@ -36,7 +36,7 @@ class Columns:
         return [form(value) for form, value in zip(self.forms, values, strict=True)]
 
 
-def table(folder: Path | str, manifest: Manifest | TokenManifest, most: int = 0) -> Table:
+def table(folder: Folder, manifest: Manifest | TokenManifest, most: int = 0) -> Table:
     """A row for each of the first `most` clients (0 = all), what all span, and what is held out."""
     columns = _of_tokens(manifest) if manifest.kind == "tokens" else _of_images(manifest)
     many = len(manifest.clients)

@@ -55,6 +55,8 @@ DOORS = {
         "launcher.doctor.group",
     },
     "webdataset": {"data_shards.tars", "data_shards.stream"},
+    "fsspec": {"data_shards.transport"},
+    "gcsfs": {"data_shards.transport"},
     "prometheus_client": {"fedcore.telemetry.exporter_main"},
     "safetensors": {
         "fedcore.checkpoint",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from data_shards.folder import Folder, words_of
 from data_shards.manifest import NAME, Manifest, Record, Shard, Stored
-from fedcore.files import read_json
+from fedcore.files import parse_json
 
 DTYPES = {"uint16": "u16", "uint32": "u32"}  # of tokens -> extension in a tar; little-endian
 
@@ -103,10 +103,10 @@ def dtype_of(vocab_size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 
-def load_any(folder: Path) -> Manifest | TokenManifest:
+def load_any(folder: Folder) -> Manifest | TokenManifest:
     """The manifest of a folder of images or of tokens."""
     try:
-        record = read_json(folder / NAME)
+        record = parse_json(words_of(folder, NAME))
     except (OSError, ValueError):
         record = None  # told by `load`
     tokens = isinstance(record, dict) and record.get("kind") == "tokens"

@@ -7,13 +7,13 @@ each process; 8 bytes a window for the order of an epoch. Only batches are int64
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from data_shards.folder import Folder
 from data_shards.manifest import WAY_OUT
 from data_shards.raw import reading
 from data_shards.tars import check, read_tars
@@ -24,7 +24,7 @@ from fedcore.seeds import generator
 Order = Literal["shuffled", "random", "ordered"]
 
 
-def read_tokens(folder: Path, part: TokenPart, dtype: Literal["uint16", "uint32"]) -> Tensor:
+def read_tokens(folder: Folder, part: TokenPart, dtype: Literal["uint16", "uint32"]) -> Tensor:
     """All documents of a part, each with its end: uint16 or int32 [tokens], in corpus order."""
     samples = read_tars(folder, part.shards)  # checked, before there is room for what they claim
     flat = np.empty(part.tokens, dtype=np.uint16 if dtype == "uint16" else np.int32)
@@ -66,7 +66,7 @@ class TokenStream:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Folder,
         manifest: TokenManifest,
         client: int = 0,
         *,
@@ -133,12 +133,12 @@ class TokenStream:
 
 
 @lru_cache(maxsize=1)
-def _read_once(folder: Path, part: TokenPart, dtype: Literal["uint16", "uint32"]) -> Tensor:
+def _read_once(folder: Folder, part: TokenPart, dtype: Literal["uint16", "uint32"]) -> Tensor:
     """Held-out text, which all clients of a process share."""
     return read_tokens(folder, part, dtype)
 
 
-def _long_enough(folder: Path, name: str, part: TokenPart, context: int) -> None:
+def _long_enough(folder: Folder, name: str, part: TokenPart, context: int) -> None:
     if part.tokens <= context:
         problem = f"{name} has {part.tokens} tokens, and a window of this context {context + 1}"
         way_out = (

@@ -91,7 +91,7 @@ def of_site(options: Options, place: Place) -> Iterator[Check]:
     if place.rank:
         return
     looks: dict[str, Look] = {
-        "shards": lambda: shards.shards(Path(options.config.data.store)),
+        "shards": lambda: shards.of_run(options.config),
         "torchrun": watched.torchrun,
         "Slurm": slurm.slurm,
         "Prometheus": lambda: watched.prometheus(options.prometheus),

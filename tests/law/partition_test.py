@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from data_shards.partition import partition
-from data_shards.sources import SOURCES, Split
+from data_shards.sources import SOURCES, Split, loaded
 from fedcore.config import DataConfig, RunConfig
 from launcher.build import warnings
 
@@ -31,7 +31,7 @@ class Held(NamedTuple):
 
 @cache
 def labels_of(source: str) -> np.ndarray:
-    return SOURCES.get(source).load(None, Split.TRAIN).labels
+    return loaded(SOURCES.get(source), DataConfig(), Split.TRAIN).labels
 
 
 @pytest.mark.parametrize("source", BUNDLED)
