@@ -63,9 +63,11 @@ def of_paths(paths: Sequence[Path], labels: Sequence[int]) -> Pictures:
     )
 
 
-def shape_of(heads: Iterable[Head], size: int | None) -> Shape:
+def shape_of(root: Path, heads: Iterable[Head], size: int | None) -> Shape:
     """Of all images: grey if all heads are, and square of that size, or as the first head is."""
     rest = iter(heads)
-    first = next(rest)
+    first = next(rest, None)
+    if first is None:
+        raise ShardError(str(root), "no training images", "data.root=... with images in it")
     channels = 1 if first.grey and all(found.grey for found in rest) else 3
     return (channels, size, size) if size else (channels, first.height, first.width)

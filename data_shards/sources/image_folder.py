@@ -28,7 +28,7 @@ def load(root: Path | None, split: Split, size: int | None) -> Files:
     if root is None:
         raise ConfigError("data.root", None, f"a folder with {LAYOUT}", "--set data.root=pictures")
     train = _pictures(root, Split.TRAIN)
-    shape = shape_of(map(train.head, range(len(train.names))), size)
+    shape = shape_of(root, map(train.head, range(len(train.names))), size)
     found = train if split is Split.TRAIN else _pictures(root, split)
     return found.as_files(shape) if size else found.of_one_size(shape)
 

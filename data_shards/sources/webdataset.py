@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tarfile
+from array import array
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from data_shards.decode import MOST_BYTES, head
+from data_shards.decode import MOST_BYTES, Head, head
 from data_shards.pictures import ENDINGS, Pictures, shape_of
 from data_shards.raw import reading, users_of
 from data_shards.samples import Files
@@ -57,8 +58,7 @@ def load(root: Path | None, split: Split, size: int | None) -> Files:
     """
     if root is None:
         raise ConfigError("data.root", None, f"a folder with {LAYOUT}", "--set data.root=tars")
-    train = (_pictures([tar]) for tar in _tars(root, Split.TRAIN))  # until an image has colour
-    shape = shape_of((part.head(row) for part in train for row in range(len(part.names))), size)
+    shape = shape_of(root, _heads(_tars(root, Split.TRAIN)), size)
     found = _pictures(_tars(root, split))
     return found.as_files(shape) if size else found.of_one_size(shape)
 
@@ -73,19 +73,34 @@ def _tars(root: Path, split: Split) -> list[Path]:
 
 def _pictures(tars: list[Path]) -> Pictures:
     """All samples of the tars, none of whose images is read yet."""
-    entries = [(number, entry) for number, path in enumerate(tars) for entry in _entries(path)]
-    places = np.array([(t, e.offset, e.size) for t, e in entries], np.int64).reshape(-1, 3)
-    names = [entry.name for _, entry in entries]
-    labels = np.array([entry.label for _, entry in entries], np.int64)
-    users = [entry.user for _, entry in entries if entry.user is not None]
+    names, users, numbers = list[str](), list[str | int](), array("q")
+    for number, path in enumerate(tars):
+        for entry in _entries(path):
+            names.append(entry.name)
+            numbers.extend((number, entry.offset, entry.size, entry.label))
+            if entry.user is not None:
+                users.append(entry.user)
+    places = np.array(numbers, np.int64).reshape(-1, 4)  # number of the tar, offset, bytes, label
+    labels = places[:, 3].copy()
     known = users_of(tars[0], users, len(names)) if users else None
 
     def read(row: int) -> bytes:
-        number, offset, size = places[row].tolist()
-        with reading(tars[number], WAY_OUT), tars[number].open("rb") as file:
-            return _bytes_at(file, names[row], offset, size)
+        number, offset, size, _ = places[row].tolist()
+        return _image(tars[number], names[row], offset, size)
 
     return Pictures(names, read, lambda row: head(read(row), names[row]), labels, known)
+
+
+def _heads(tars: list[Path]) -> Iterator[Head]:
+    """Of all images in order, no further than they are asked for: most often, that of the first."""
+    for path in tars:
+        for entry in _entries(path):
+            yield head(_image(path, entry.name, entry.offset, entry.size), entry.name)
+
+
+def _image(path: Path, name: str, offset: int, size: int) -> bytes:
+    with reading(path, WAY_OUT), path.open("rb") as file:
+        return _bytes_at(file, name, offset, size)
 
 
 def _entries(path: Path) -> Iterator[Entry]:

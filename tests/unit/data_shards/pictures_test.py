@@ -216,6 +216,14 @@ def test_a_tar_by_another_program_is_read_too(tmp_path: Path) -> None:
     assert sorted(map(bytes, everything(samples))) == sorted(map(bytes, wanted))
 
 
+def test_tars_without_samples_are_told(tmp_path: Path) -> None:
+    root = published.webdataset(tmp_path)
+    for number in range(2):
+        published.tar(root / f"train-{number}.tar", [])
+    with pytest.raises(ShardError, match=rf"{root}: no training images"):
+        load("webdataset", root)
+
+
 GOOD = published.encoded(Image.new("RGB", (8, 6)))
 
 
