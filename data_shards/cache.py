@@ -15,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from data_shards.download import ANOTHER, Patience, download, storing
+from data_shards.fetch import ANOTHER, Patience, download, storing
 from fedcore.errors import ShardError
 
 

@@ -1,137 +1,33 @@
-"""A file behind a URL, whole and no longer than it may be, over connections that may break.
+"""Published files fetched into data.root, by torchvision, which knows where they lie and their MD5.
 
-What is broken off goes on where it stopped, if the server gives parts of files.
+Nothing else in fedcore reaches for the net to get data, and this only when it is asked to.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import random
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from data_shards import transport
-from fedcore.errors import FedError, ShardError, StorageError
-
-PIECE = 2**20  # bytes that are held in memory at a time
-ANOTHER = "copying the whole folder there anew: this file is not the one that was written"
+from data_shards.sources import SOURCES
+from fedcore.errors import ConfigError, ShardError
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long a server is waited for."""
+def download(name: str, root: Path | None) -> None:
+    """The published files of source `name` lie below `root`, fetched if they did not.
 
-    tries: int = 5
-    wait: float = 0.5  # seconds before the second try, at most; then twice as long each time
-    connect: float = 10.0  # seconds for a connection
-    read: float = 30.0  # seconds for any next bytes
-
-    def pause(self, failed: int) -> None:
-        """After so many failed tries; drawn, so that ranks do not come back all at once."""
-        time.sleep(self.wait * 2 ** (failed - 1) * random.SystemRandom().uniform(0.5, 1.0))
-
-
-PATIENT = Patience()
-
-
-def read_all(url: str, most: int, patience: Patience) -> bytes:
-    """The bytes of a file of at most `most`; `FileNotFoundError` if the server has none."""
-    out = io.BytesIO()
-    try:
-        Download(url, out, None, most).run(patience)
-    except ShardError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise FileNotFoundError(2, error.problem, url) from None
-        raise
-    return out.getvalue()
-
-
-def download(url: str, out: Path, size: int, patience: Patience) -> str:
-    """Write a file of exactly `size` bytes to `out`: its SHA-256, in hex.
-
-    Raises `ShardError` with the URL, after all tries or at once where no other try would help,
-    and `StorageError` if there is no room.
+    Raises `ConfigError` for a source without a download or no root, `ShardError` if it fails.
     """
-    with storing(out), out.open("wb") as file:
-        return Download(url, file, size, size).run(patience)
-
-
-@contextmanager
-def storing(place: Path | str) -> Iterator[None]:
-    """Around what writes into the cache: an `OSError` is told as a `StorageError`."""
+    source = SOURCES.get(name)
+    if source.download is None:
+        able = ", ".join(name for name, source in SOURCES if source.download)
+        raise ConfigError("--download", name, f"one of: {able}", "its own files at data.root")
+    if root is None:
+        way_out = f"--set data.root=/datasets/{name}"
+        raise ConfigError("data.root", None, "a folder to download into", way_out)
     try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StorageError(str(place), reason, "another data.cache, or freeing space") from None
-
-
-class Download:
-    """One file: what has come of it so far is in `out`, and hashed."""
-
-    def __init__(self, url: str, out: BinaryIO, size: int | None, most: int) -> None:
-        self.url, self.out, self.size, self.most = url, out, size, most
-        self.received, self.sha256 = 0, hashlib.sha256()
-
-    def run(self, patience: Patience) -> str:
-        """SHA-256 of the file, once it is whole."""
-        for failed in range(1, patience.tries + 1):
-            try:
-                self._go_on(patience)
-                return self.sha256.hexdigest()
-            except FedError:
-                raise
-            except Exception as error:  # four libraries, each with its own
-                self._give_up(error, failed, last=failed == patience.tries)
-            patience.pause(failed)
-        raise AssertionError("tries >= 1")
-
-    def _go_on(self, patience: Patience) -> None:
-        """One try, from where the last one ended."""
-        with transport.opened(self.url, self.received, patience.connect, patience.read) as source:
-            if source.start != self.received:
-                self._restart()
-            self._check_size(source.size)
-            while piece := source.read(PIECE):
-                self._add(piece)
-        if self.received < (source.size or self.size or 0):
-            raise transport.Incomplete("the connection ended before the file")
-
-    def _check_size(self, size: int | None) -> None:
-        """What the server says beforehand."""
-        if size is not None and self.size not in (None, size):
-            problem = f"the server has {size:,} bytes, want {self.size:,}"
-            raise ShardError(self.url, problem, ANOTHER)
-
-    def _add(self, piece: bytes) -> None:
-        if self.received + len(piece) > self.most:
-            raise ShardError(self.url, f"the server sends more than {self.most:,} bytes", ANOTHER)
-        with storing(getattr(self.out, "name", "memory")):
-            self.out.write(piece)
-        self.sha256.update(piece)
-        self.received += len(piece)
-
-    def _restart(self) -> None:
-        self.out.seek(0)
-        self.out.truncate()
-        self.received, self.sha256 = 0, hashlib.sha256()
-
-    def _give_up(self, error: Exception, failed: int, *, last: bool) -> None:
-        """Raises `ShardError`, unless another try may go well."""
-        problem, status = transport.words(error), transport.status_of(error)
-        if not transport.may_pass(error):
-            cause = FileNotFoundError() if status == 404 else None
-            raise ShardError(self.url, problem, transport.way_out(error)) from cause
-        if last:
-            of = "" if self.size is None else f" of {self.size:,}"
-            tries = f"{failed} {'try' if failed == 1 else 'tries'}"
-            came = f"{self.received:,}{of} bytes came in {tries}"
-            way_out = "again when the server answers"
-            raise ShardError(self.url, f"{problem}; {came}", way_out) from None
-        if status == 416:  # no such part: another file than the one that was begun
-            self._restart()
+        root.mkdir(parents=True, exist_ok=True)
+        source.download(root)
+    except Exception as error:  # of the network, the disk or an archive: nearly anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        problem = f"{name} cannot be downloaded: {reason[:300]}"
+        way_out = "again, or the files by hand (docs/data.md says which)"
+        raise ShardError(str(root), problem, way_out) from None

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from data_shards import cache
-from data_shards.download import PATIENT, Patience, read_all
+from data_shards.fetch import PATIENT, Patience, read_all
 from fedcore.config_section import URL_WANTED, is_remote
 from fedcore.errors import ConfigError
 from fedcore.files import LARGEST, read_bytes

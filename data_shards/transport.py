@@ -94,7 +94,7 @@ def _of_bucket(url: str, start: int, connect: float, read: float) -> Iterator[Op
 
 def _s3(url: str, connect: float, read: float) -> tuple[Any, str]:
     waits: dict[str, Any] = {"connect_timeout": connect, "read_timeout": read}
-    # tries are counted in one place: download.py
+    # tries are counted in one place: fetch.py
     with _installed(url):
         fs, path = _file_system(url, config_kwargs={**waits, "retries": {"max_attempts": 0}})
     fs.retries = 1

@@ -77,7 +77,7 @@ def _chosen(config: str | None, text: Path | None, overrides: Sequence[str]) -> 
 
 
 def _download(config: RunConfig) -> None:
-    from data_shards.published import download
+    from data_shards.download import download
 
     if config.lm:
         raise ConfigError("--download", config.data.source, "a dataset of images", "--text FOLDER")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from data_shards.download import Patience
+from data_shards.fetch import Patience
 from data_shards.folder import Folder, Remote, holds
 from fedcore.config import RunConfig
 from fedcore.errors import FedError, ShardError

@@ -13,7 +13,7 @@ from torchvision import datasets
 from torchvision.datasets import mnist
 from typer.testing import CliRunner
 
-from data_shards.published import download
+from data_shards.download import download
 from data_shards.sources import SOURCES, Split
 from fedcore.errors import ConfigError, ShardError
 from launcher.commands import app

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from data_shards import folder as folders
 from data_shards import transport
-from data_shards.download import Patience
+from data_shards.fetch import Patience
 from data_shards.folder import Remote, folder_of
 from data_shards.manifest import Manifest, Shard
 from data_shards.read import ShardedData
@@ -221,7 +221,7 @@ def test_what_passes_is_tried_again(
 
 def test_waits_grow_and_are_drawn(monkeypatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("data_shards.download.time.sleep", slept.append)
+    monkeypatch.setattr("data_shards.fetch.time.sleep", slept.append)
     for failed in (1, 2, 3, 4):
         Patience().pause(failed)
     for most, wait in zip((0.5, 1.0, 2.0, 4.0), slept, strict=True):
