@@ -14,7 +14,7 @@ ROOT       := $(filter 0,$(shell id -u))
 DESELECT   := not gpu and not slurm$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check law procs cluster chaos golden golden-update gpu format bench bench-lm bench-scrape bench-checkpoint dash clean
+.PHONY: help setup run smoke test check law procs cluster chaos golden golden-update gpu format bench bench-lm bench-scrape bench-checkpoint bench-loader dash clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -87,6 +87,10 @@ bench-scrape: $(READY) ## what being watched by Prometheus costs a training step
 bench-checkpoint: $(READY) ## what checkpoints cost training, written meanwhile or waited for
 	PYTHONPATH=. $(BIN)/python bench/checkpoint.py
 	PYTHONPATH=. $(BIN)/python bench/checkpoint.py --model resnet18 --clients 4 --per-round 1 --epochs 1 --blocks 4 --out runs/bench/checkpoint_large.json
+
+bench-loader: $(READY) ## how fast samples are read, written and verified; a million of them over 10,000 clients
+	PYTHONPATH=. $(BIN)/python bench/loader.py
+	PYTHONPATH=. $(BIN)/python bench/many_clients.py
 
 clean: ## remove runs, shards and caches (keeps .venv)
 	rm -rf runs data_shards/store .pytest_cache .mypy_cache .ruff_cache .hypothesis
