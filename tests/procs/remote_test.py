@@ -21,12 +21,12 @@ WORDS = ("--config", "smoke", "--set", "rounds=3", "clients.local_epochs=1")
 
 
 def test_a_run_over_http_is_the_one_from_disk(tmp_path: Path) -> None:
-    """From a store, from a given folder with faults on the way, and going on after a stop."""
+    """Streamed from a store, from a given folder with faults on the way, going on after a stop."""
     disk = runs.completed(0, tmp_path / "disk", *WORDS, f"data.store={tmp_path / 'www'}")
     (folder,) = [p for p in (tmp_path / "www").iterdir() if p.is_dir()]
     with serving(tmp_path / "www") as web:
         own = (f"data.store={web.url}", f"data.cache={tmp_path / 'cache'}")
-        http = runs.completed(2, tmp_path / "http", *WORDS, *own)
+        http = runs.completed(2, tmp_path / "http", *WORDS, *own, "data.reading=streaming")
         assert proof(http) == proof(disk)
         assert http["identity"] == disk["identity"]
         asked = Counter(Path(name).relative_to(folder.name) for name in web.files())
