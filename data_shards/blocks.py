@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ def read_block(folder: Folder, manifest: Manifest, shard: Shard) -> Block:
     Raises `ShardError` naming the file for anything but as many samples as the manifest says.
     """
     content, name = verified(folder, shard), f"{folder}/{shard.file}"
-    with reading(Path(name), WAY_OUT):
+    with reading(name, WAY_OUT):
         block = rawtar.decoded(content, shard.samples, manifest.shape)
         if block is None:
             block = _by_member(content, name, manifest.shape, shard.samples)

@@ -19,28 +19,35 @@ from data_shards.fetch import ANOTHER, Patience, download, storing
 from fedcore.errors import ShardError
 
 
-def fetched(url: str, cache: Path, sha256: str, size: int, patience: Patience) -> Path:
+def fetched(
+    url: str, cache: Path, sha256: str, size: int, patience: Patience, *, hashed: bool = True
+) -> Path:
     """The file of that content; from the URL unless it is here already, undamaged.
+
+    hashed: the copy is compared with its hash, and not with its size alone.
 
     Raises `ShardError` if the URL does not give it, `StorageError` if there is no room for it.
     """
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):  # it becomes the name of a file
         raise ShardError(url, f"its manifest says {sha256[:80]!r} is its SHA-256", ANOTHER)
     place = cache / sha256[:2] / sha256
-    if _is_good(place, sha256, size):  # before the lock: a cache may be read-only
+    wanted = sha256 if hashed else ""
+    if _is_good(place, wanted, size):  # before the lock: a cache may be read-only
         return place
     with _alone(place) as waited:
-        if not _is_good(place, sha256, size):  # another process may have fetched it
+        if not _is_good(place, wanted, size):  # another process may have fetched it
             # the one that was waited for has tried often enough
             _fetch(url, place, sha256, size, replace(patience, tries=1) if waited else patience)
     return place
 
 
 def _is_good(place: Path, sha256: str, size: int) -> bool:
-    """Whether it is here as it was written."""
+    """Whether it is here as it was written; without a hash, whether it has the size."""
     try:
         if place.stat().st_size != size:
             return False
+        if not sha256:
+            return True
         with place.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == sha256
     except FileNotFoundError:

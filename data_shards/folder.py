@@ -43,9 +43,13 @@ class Remote:
         """
         return _words(self / name)
 
-    def fetch(self, name: str, sha256: str, size: int) -> Path:
-        """The file in the cache, as it was written; it is fetched if it is not there."""
-        return cache.fetched((self / name).url, self.cache, sha256, size, self.patience)
+    def fetch(self, name: str, sha256: str, size: int, *, hashed: bool = True) -> Path:
+        """The file in the cache, as it was written; it is fetched if it is not there.
+
+        hashed: compare a copy that is there already with the hash, and not with the size alone.
+        """
+        url = (self / name).url
+        return cache.fetched(url, self.cache, sha256, size, self.patience, hashed=hashed)
 
 
 Folder = Path | Remote

@@ -38,7 +38,7 @@ class Shard(Record):
     file: str = Field(pattern=r"^([\w]+/\d{5}\.tar|tokenizer\.json)$")
     samples: Count
     bytes: Count
-    sha256: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class Part(Record):

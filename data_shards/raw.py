@@ -31,7 +31,7 @@ def located(root: Path | None, name: str) -> Path:
 
 
 @contextmanager
-def reading(path: Folder, way_out: str) -> Iterator[None]:
+def reading(path: Folder | str, way_out: str) -> Iterator[None]:
     """Around a call of a parser: whatever it makes of that file becomes a `ShardError`."""
     try:
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -62,7 +61,7 @@ def read_part(folder: Folder, manifest: Manifest, part: Part) -> Held:
     place = f"{folder}/{part.shards[0].file}" if part.shards else str(folder)
     for shard in part.shards:
         sized(folder, shard)  # before there is room for what they claim
-    with reading(Path(place), WAY_OUT):
+    with reading(place, WAY_OUT):
         held = empty(part.samples, manifest)
     row = 0
     for shard in part.shards:

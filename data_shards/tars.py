@@ -118,20 +118,26 @@ def verified(folder: Folder, shard: Shard) -> bytes:
 
     Raises `ShardError` naming the file if it is missing or not what was written.
     """
-    path = local(folder, shard)
+    content, problem = _read(local(folder, shard, hashed=False), shard)
+    if problem and isinstance(folder, Remote):  # a damaged copy in the cache is fetched again
+        content, problem = _read(local(folder, shard), shard)
+    if problem:
+        raise ShardError(f"{folder}/{shard.file}", problem, WAY_OUT)
+    return content
+
+
+def _read(path: Path, shard: Shard) -> tuple[bytes, str]:
+    """A file's content, and how it differs from what was written."""
     with _told(path), path.open("rb") as file:
         content = file.read(shard.bytes + 1)
-    problem = _difference(len(content), hashlib.sha256(content).hexdigest(), shard)
-    if problem:
-        raise ShardError(str(path), problem, WAY_OUT)
-    return content
+    return content, _difference(len(content), hashlib.sha256(content).hexdigest(), shard)
 
 
 def samples_of(content: bytes, name: str) -> Iterator[dict[str, Any]]:
     """The samples of a tar: `__key__` and bytes by extension; `ShardError` if it is none."""
     from webdataset.tariterators import group_by_keys
 
-    with reading(Path(name), WAY_OUT):
+    with reading(name, WAY_OUT):
         yield from group_by_keys(_members(content, name))
 
 
@@ -176,7 +182,10 @@ def _problem(folder: Folder, shard: Shard, tick: Callable[[str], None]) -> Shard
 
 def check(folder: Folder, shard: Shard) -> Path:
     """The shard's path; `ShardError` naming the file if it is missing or not what was written."""
-    path = sized(folder, shard)
+    path = local(folder, shard)
+    if isinstance(folder, Remote):
+        return path
+    sized(folder, shard)
     with _told(path):
         problem = _difference(shard.bytes, sha256_of(path), shard)
     if problem:
@@ -184,20 +193,22 @@ def check(folder: Folder, shard: Shard) -> Path:
     return path
 
 
-def sized(folder: Folder, shard: Shard) -> Path:
-    """The shard's path; `ShardError` naming the file if it is missing or of another size."""
-    path = local(folder, shard)
+def sized(folder: Folder, shard: Shard) -> None:
+    """`ShardError` naming the file if it is missing or of another size than was written."""
+    path = local(folder, shard, hashed=False)
     with _told(path):
         size = path.stat().st_size
     if size != shard.bytes:
         raise ShardError(str(path), _difference(size, "", shard), WAY_OUT)
-    return path
 
 
-def local(folder: Folder, shard: Shard) -> Path:
-    """Where that file is on this machine; one of a remote folder is fetched into the cache."""
+def local(folder: Folder, shard: Shard, *, hashed: bool = True) -> Path:
+    """Where that file is on this machine; one of a remote folder is fetched into the cache.
+
+    hashed: compare a copy that is there already; not where the caller does.
+    """
     if isinstance(folder, Remote):
-        return folder.fetch(shard.file, shard.sha256, shard.bytes)
+        return folder.fetch(shard.file, shard.sha256, shard.bytes, hashed=hashed)
     return inside(folder, shard.file)
 
 

@@ -34,8 +34,8 @@ class SyntheticConfig(Section):
     size: Side = 8
     """Height and width in pixels."""
     difficulty: Share = 1.0
-    """Noise: at 0 images of a class are alike, at 1 the boundary between two classes lies two of its
-    standard deviations away from each, at 20 hardly anything can be learned."""
+    """Noise: at 0 images of a class are alike; at 1 two standard deviations of it lie between a
+    class and its boundary to another; at 20 hardly anything can be learned."""
 
 
 class DataConfig(Section):
