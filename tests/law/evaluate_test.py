@@ -62,7 +62,8 @@ def measured(parts, chunk: int) -> dict[str, float]:
         for row in range(3)
     ]
     averaged = average_models(LocalComm(), models, like)
-    return Evaluator(LocalComm(), group.model, test, 5, chunk)(group, weights, prototypes, averaged)
+    evaluator = Evaluator(LocalComm(), group.model, test, 5, chunk)
+    return evaluator(group, weights, prototypes, averaged).accuracy
 
 
 def wanted(parts) -> dict[str, float]:
@@ -110,7 +111,7 @@ def test_the_averaged_model_of_equal_clients_is_that_client(parts) -> None:
     like = dict(group.model.named_parameters()) | dict(group.model.named_buffers())
     averaged = average_models(LocalComm(), [(tensors, 0.25), (tensors, 0.75)], like)
     evaluator = Evaluator(LocalComm(), group.model, test, 5, 10)
-    found = evaluator(group, {1: 1.0}, prototypes, averaged)
+    found = evaluator(group, {1: 1.0}, prototypes, averaged).accuracy
     own = (z[1] @ tensors["prototypes"].T).argmax(1)
     assert found["averaged"] == pytest.approx((own == test.labels).double().mean().item())
     assert found["local_min"] == found["local_max"] == found["averaged"]
