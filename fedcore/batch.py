@@ -7,7 +7,7 @@ D feature width, T tokens of a sequence.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -66,6 +66,16 @@ class TestData(Protocol):
 
     def chunks(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
         """Normalised images [<= size, channels, height, width] of samples start..stop, in order."""
+
+
+class ValidationData(Protocol):
+    """Samples set aside of each client's own data, never trained on. Used as `TestData` is."""
+
+    samples: Mapping[int, int]  # of each client of the whole run that has some
+
+    def chunks(self, client: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Normalised images [<= size, channels, height, width] and labels [<= size] int64 of one of
+        this rank's clients, in order; it has some."""
 
 
 class TokenData(Protocol):

@@ -1,13 +1,14 @@
 """Reading out the test set: each client's model runs once per sample, for all read-outs together.
 
-Every rank runs its own clients and adds their contributions to exact integer sums
-(server/exact.py); one all-reduce finishes, with the same answer on any number of ranks. The
-averaged model's share of the work is split over the ranks. Nothing here is ever used to choose.
+Where clients have validation samples, each one's model runs on its own, too. Every rank runs its
+own clients and adds their contributions to exact integer sums (server/exact.py); one all-reduce
+finishes, with the same answer on any number of ranks. The averaged model's share of the test set is
+split over the ranks. Nothing here is ever used to choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from fedcore.batch import TestData
+from fedcore.batch import TestData, ValidationData
 from fedcore.clients.group import ClientGroup
 from fedcore.clients.state import Tensors
 from fedcore.models.proto_head import ProtoHead
@@ -24,6 +25,7 @@ from fedcore.registry import Registry
 from fedcore.seeds import generator
 from fedcore.server.comm import Comm
 from fedcore.server.exact import ExactSum
+from fedcore.telemetry.events import VALIDATION
 
 
 class Seen(NamedTuple):
@@ -122,19 +124,37 @@ READOUTS.add(
 SINGLE = ("averaged", "local_mean", "local_min", "local_max")
 """Read-outs that are no ensemble: the averaged model, and each client alone."""
 
+VALIDATED = (f"{VALIDATION}local", f"{VALIDATION}averaged")
+"""Read-outs of one model on each client's own validation samples, all samples counting alike: the
+client's own model, and the averaged one."""
+
+
+class Evaluation(NamedTuple):
+    """What a model, or many, got right: shares in [0, 1]."""
+
+    accuracy: dict[str, float]  # by read-out
+    validation: dict[int, float]  # each client's own model on its own validation samples
+
 
 class Tally:
     """Everything a test run adds up, in one integer buffer, so that one all-reduce is enough.
 
     First the sums of the ensembles, read-out by read-out, then plain counts of right answers: of
-    each client alone, and of the averaged model.
+    each client alone, of the averaged model, and of the first of `VALIDATED` on the validation
+    samples of each client that has some.
     """
 
     def __init__(
-        self, m: int, prototypes: Tensor, clients: list[int], device: torch.device
+        self,
+        m: int,
+        prototypes: Tensor,
+        clients: list[int],
+        device: torch.device,
+        aside: Mapping[int, int],  # validation samples of each client that has some
+        models: int,  # how many of `VALIDATED`
     ) -> None:
         classes, width = prototypes.shape
-        self.m, self.clients, self.prototypes = m, clients, prototypes.to(device)
+        self.m, self.prototypes = m, prototypes.to(device)
         self.places: dict[Callable[[Seen], Tensor], slice] = {}  # read-outs may share a sum
         size = 0
         for _, readout in READOUTS:
@@ -142,8 +162,11 @@ class Tally:
                 length = m * readout.width(classes, width)
                 self.places[readout.contribution] = slice(size, size + length)
                 size += length
-        self._counts = size
-        self.sums = ExactSum(size + len(clients) + 1, 2.0, device)
+        self._alone = {client: size + row for row, client in enumerate(clients)}
+        self._averaged = size + len(clients)
+        self._aside = {k: self._averaged + 1 + models * row for row, k in enumerate(aside)}
+        self.aside, self.models = aside, models
+        self.sums = ExactSum(self._averaged + 1 + models * len(aside), 2.0, device)
 
     def add(self, seen: Seen, weight: float, start: int) -> None:
         """One client's contributions for the samples from `start` on."""
@@ -153,33 +176,62 @@ class Tally:
 
     def count_client(self, client: int, hits: Tensor) -> None:
         """Right answers of a client alone."""
-        self.sums.total[self._counts + self.clients.index(client)] = hits
+        self.sums.total[self._alone[client]] = hits
 
     def count_averaged(self, hits: Tensor) -> None:
         """Right answers of the averaged model on this rank's share of the samples."""
-        self.sums.total[-1] = hits
+        self.sums.total[self._averaged] = hits
 
-    def accuracy(self, total: Tensor, labels: Tensor) -> dict[str, float]:
-        """Accuracy by read-out from the integers of all ranks."""
+    def count_validation(self, client: int, hits: Tensor) -> None:
+        """Right answers [models] on a client's validation samples."""
+        at = self._aside[client]
+        self.sums.total[at : at + self.models] = hits
+
+    def evaluation(self, total: Tensor, labels: Tensor) -> Evaluation:
+        """What the integers of all ranks say."""
+        on_own, by_client = self._validation(total[self._averaged + 1 :])
+        return Evaluation(self._accuracy(total, labels) | on_own, by_client)
+
+    def _accuracy(self, total: Tensor, labels: Tensor) -> dict[str, float]:
+        """Share of the test samples by read-out."""
         found = {}
         for name, readout in READOUTS:
             part = self.sums.value(total[self.places[readout.contribution]]).view(self.m, -1)
             right = readout.predict(part, self.prototypes) == labels.to(part.device)
             found[name] = int(right.sum()) / self.m
-        alone = total[self._counts : -1].double() / self.m
+        alone = total[self._averaged - len(self._alone) : self._averaged].double() / self.m
         return found | {
-            "averaged": int(total[-1]) / self.m,
+            "averaged": int(total[self._averaged]) / self.m,
             "local_mean": float(alone.mean()),
             "local_min": float(alone.min()),
             "local_max": float(alone.max()),
         }
 
+    def _validation(self, right: Tensor) -> tuple[dict[str, float], dict[int, float]]:
+        """Share of all validation samples by read-out, and of each client's by its own model."""
+        if not self.aside:
+            return {}, {}
+        columns = right.view(-1, self.models).T.tolist()
+        whole = sum(self.aside.values())
+        by_readout = {name: sum(c) / whole for name, c in zip(VALIDATED, columns, strict=False)}
+        own = zip(self.aside.items(), columns[0], strict=True)
+        return by_readout, {client: hits / n for (client, n), hits in own}
+
 
 class Evaluator:
     """Accuracy by read-out, the same on every rank."""
 
-    def __init__(self, comm: Comm, model: ProtoHead, test: TestData, seed: int, chunk: int) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        model: ProtoHead,
+        test: TestData,
+        seed: int,
+        chunk: int,
+        validation: ValidationData | None = None,
+    ) -> None:
         self.comm, self.model, self.test, self.seed, self.chunk = comm, model, test, seed, chunk
+        self.validation = validation
 
     @torch.no_grad()
     def __call__(
@@ -188,24 +240,34 @@ class Evaluator:
         weights: dict[int, float],
         prototypes: Tensor,
         averaged: Tensors,
-    ) -> dict[str, float]:
-        """Test accuracy in [0, 1] by read-out.
+    ) -> Evaluation:
+        """Test accuracy by read-out, and accuracy on the validation samples.
 
         weights: w_k of every client of the run that has trained, summing to 1.
         prototypes: G [C, D]. averaged: the averaged model's tensors.
         """
-        labels = self.test.labels
-        tally = Tally(len(labels), prototypes, sorted(weights), self.comm.device)
+        labels, aside = self.test.labels, self._aside(weights)
+        # an average that is neither trained nor reported is not looked at there
+        shared = [averaged] if "averaged" in (group.algorithm.mode, group.algorithm.readout) else []
+        clients, models = sorted(weights), 1 + len(shared)
+        tally = Tally(len(labels), prototypes, clients, self.comm.device, aside, models)
         self.model.eval()
         try:
             for row, client in enumerate(group.clients):
+                tensors = {k: v[row] for k, v in group.state.model_tensors().items()}
                 if client in weights:
-                    tensors = {k: v[row] for k, v in group.state.model_tensors().items()}
                     self._add_client(tally, tensors, client, weights[client])
+                if client in aside:
+                    self._validate(tally, client, [tensors, *shared])
             tally.count_averaged(self._hits_of_slice(averaged))
         finally:
             self.model.train()
-        return tally.accuracy(self.comm.sum(tally.sums.total), labels)
+        return tally.evaluation(self.comm.sum(tally.sums.total), labels)
+
+    def _aside(self, weights: Mapping[int, float]) -> dict[int, int]:
+        """How many validation samples each client has that has some and has trained."""
+        samples = self.validation.samples if self.validation else {}
+        return {k: samples[k] for k in sorted(weights) if k in samples}
 
     def _features(self, tensors: Tensors, images: Tensor) -> Tensor:
         embedding = functional_call(self.model, tensors, images)
@@ -224,6 +286,11 @@ class Evaluator:
             start += len(images)
         tally.count_client(client, hits)
 
+    def _validate(self, tally: Tally, client: int, models: Sequence[Tensors]) -> None:
+        assert self.validation is not None, "some client has validation samples"
+        hits = self._hits(models, self.validation.chunks(client, self.chunk))
+        tally.count_validation(client, hits)
+
     def _noise_image(self, client: int) -> Tensor:
         """Gaussian noise as network input [1, ...], drawn once per (seed, client)."""
         draws = generator(self.seed, client, 0, "noise image")
@@ -237,11 +304,19 @@ class Evaluator:
 
         Slices are whole chunks, so that every sample is in the same batch on any number of ranks.
         """
-        own = averaged["prototypes"]
-        hits = torch.zeros((), dtype=torch.int64, device=own.device)
         starts = range(0, len(self.test.labels), self.chunk)[self.comm.rank :: self.comm.size]
-        for start in starts:
-            for images in self.test.chunks(self.chunk, start, start + self.chunk):
-                predicted = (self._features(averaged, images) @ own.T).argmax(1)
-                hits += (predicted == self._labels(start, len(images), own)).sum()
+        samples = (
+            (images, self.test.labels[start : start + self.chunk])
+            for start in starts
+            for images in self.test.chunks(self.chunk, start, start + self.chunk)
+        )
+        return self._hits([averaged], samples)[0]
+
+    def _hits(self, models: Sequence[Tensors], samples: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Right answers [len(models)] of argmax z P^T, each model by its own prototypes."""
+        like = models[0]["prototypes"]
+        hits = torch.zeros(len(models), dtype=torch.int64, device=like.device)
+        for images, labels in samples:
+            scores = [self._features(m, images) @ m["prototypes"].T for m in models]
+            hits += (torch.stack(scores).argmax(2) == labels.to(like.device)).sum(1)
         return hits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ from fedcore.clients.group import ClientGroup, Order, Upload
 from fedcore.clients.state import Tensors
 from fedcore.config import RunConfig
 from fedcore.errors import Stopped
-from fedcore.evaluate import Evaluator
+from fedcore.evaluate import Evaluation, Evaluator
 from fedcore.saving import Saving
 from fedcore.schedule import progress
 from fedcore.server import consensus
@@ -152,9 +152,9 @@ class Federation:
         self._account(took_part)
         self.outcome.rounds = round + 1  # and only now: a rank may be lost on the way
         if found is not None:
-            self._take(found)
+            self._take(found.accuracy)
         self._evaluated = found is not None
-        self._report(round, order.spread, got)
+        self._report(round, order.spread, got, found.validation if found else {})
         self._spent, self._pauses_taken = Spent(), 0
 
     def _train(self, order: Order) -> Upload:
@@ -230,16 +230,16 @@ class Federation:
         total = sum(self.samples[k] for k in clients)
         return {k: self.samples[k] / total for k in clients}
 
-    def _evaluate(self) -> dict[str, float]:
-        """Accuracy by read-out of all clients that have trained so far."""
+    def _evaluate(self) -> Evaluation:
+        """Accuracy of all clients that have trained so far."""
         averaged = self.server.state.weights or self._fuse(self._trained)
-        accuracy = self.evaluator(
+        found = self.evaluator(
             self.group, self._shares(self._trained), self.server.state.prototypes, averaged
         )
         self._variance = consensus.model_variance(
             self.comm, self._models(self._trained), averaged, self.server.start
         )
-        return accuracy
+        return found
 
     def _take(self, accuracy: dict[str, float]) -> None:
         """It is that of the finished round."""
@@ -247,11 +247,13 @@ class Federation:
         self.outcome.accuracy, self.outcome.test_accuracy = accuracy, main
         self.outcome.best_test_accuracy = max(main, self.outcome.best_test_accuracy or 0.0)
 
-    def _report(self, round: int, spread: float, got: Collected) -> None:
+    def _report(
+        self, round: int, spread: float, got: Collected, validation: Mapping[int, float]
+    ) -> None:
         algorithm, clients = self.group.algorithm, self.config.clients
         epochs, rounds = clients.local_epochs, self.config.rounds
         at = progress(round, rounds, epochs - 1, epochs, spread, like=got.prototypes)
-        events = round_events.of_clients(algorithm, got, self.samples, round, at)
+        events = round_events.of_clients(algorithm, got, self.samples, validation, round, at)
         exploded = round_events.exploded(algorithm.rule, events)
         self._tell_explosion(exploded)
         used = torch.tensor([e.lambda_effective for e in events], dtype=torch.float64)

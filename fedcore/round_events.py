@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedcore.algorithms import Algorithm
 from fedcore.objective.weighting import LambdaRule
@@ -13,9 +13,18 @@ from fedcore.telemetry.events import ClientEvent
 
 
 def of_clients(
-    algorithm: Algorithm, got: Collected, samples: Sequence[int], round: int, at: Progress
+    algorithm: Algorithm,
+    got: Collected,
+    samples: Sequence[int],
+    validation: Mapping[int, float],
+    round: int,
+    at: Progress,
 ) -> list[ClientEvent]:
-    """An event for each client that took part. samples: of all clients; at: the last epoch."""
+    """An event for each client that took part.
+
+    samples: of all clients; validation: accuracy of those that were evaluated on samples of their
+    own; at: the last epoch.
+    """
     rule, columns = algorithm.rule, got.columns
     equilibrium = rule.equilibrium(
         columns["base"], columns["align"], columns["lambda_raw"], columns["rest"], at
@@ -36,6 +45,7 @@ def of_clients(
             annealing_factor=float(rule.factor(at)),
             gradient_norm=float(columns["norm"][i]),
             terms=dict(zip(names, got.terms[i].tolist(), strict=True)),
+            validation_accuracy=validation.get(client),
         )
         for i, client in enumerate(got.clients.tolist())
     ]

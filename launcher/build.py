@@ -14,6 +14,7 @@ from data_shards.folder import Folder
 from data_shards.manifest import Manifest
 from data_shards.read import ShardedData, TestSamples
 from data_shards.sources import SOURCES
+from data_shards.validation import ValidationSamples, counts
 from fedcore.algorithms import Algorithm, resolve
 from fedcore.algorithms.resolve import check_settings
 from fedcore.batch import held_out_of
@@ -96,8 +97,13 @@ def build(
         algorithm, model, anchors = build_objects(config, manifest.shape, manifest.classes)
         samples = [client.samples for client in manifest.clients]
         owned = owned_lanes(config, samples, comm.size)
-        group = _group(config, store, manifest, owned[comm.rank], algorithm, model, world)
+        clients = [k for lane in owned[comm.rank] for k in lane]
+        streaming = is_streamed(config, manifest, clients, world)
+        group = _group(
+            config, store, manifest, owned[comm.rank], algorithm, model, world, streaming
+        )
         test = TestSamples(store, manifest, device=world.device, dtype=DTYPES[config.precision])
+        validation = _validation(config, store, manifest, clients, world, streaming)
     server = ServerCollective(
         comm,
         algorithm,
@@ -114,7 +120,7 @@ def build(
         comm,
         group,
         server,
-        Evaluator(comm, model, test, config.seed, config.evaluate.batch_size),
+        Evaluator(comm, model, test, config.seed, config.evaluate.batch_size, validation),
         checkpoints,
         telemetry,
         samples=samples,
@@ -131,6 +137,7 @@ def _group(
     algorithm: Algorithm,
     model: ProtoHead,
     world: World,
+    streaming: bool,
 ) -> ClientGroup:
     dtype, clients = DTYPES[config.precision], [k for lane in lanes for k in lane]
     data = ShardedData(
@@ -144,7 +151,7 @@ def _group(
         dtype=dtype,
         augment=config.data.augment,
         held_out=algorithm.held_out,
-        streaming=is_streamed(config, manifest, clients, world),
+        streaming=streaming,
         shuffle_buffer=config.data.shuffle_buffer,
         workers=config.data.workers,
     )
@@ -162,13 +169,37 @@ def _group(
     )
 
 
+def _validation(
+    config: RunConfig,
+    store: Path,
+    manifest: Manifest,
+    clients: Sequence[int],
+    world: World,
+    streaming: bool,
+) -> ValidationSamples | None:
+    """Those of this rank's clients; None where no client of the run has any."""
+    if not counts(manifest):
+        return None
+    return ValidationSamples(
+        store,
+        manifest,
+        clients,
+        device=world.device,
+        dtype=DTYPES[config.precision],
+        streaming=streaming,
+        workers=config.data.workers,
+    )
+
+
 def is_streamed(
     config: RunConfig, manifest: Manifest, clients: Sequence[int], world: World
 ) -> bool:
     """Whether this rank reads its samples as it trains: asked to, or they would not fit."""
     if config.data.reading != "auto":
         return config.data.reading == "streaming"
-    held = sum(manifest.clients[k].samples for k in clients) * math.prod(manifest.shape)
+    aside = counts(manifest)
+    samples = sum(manifest.clients[k].samples + aside.get(k, 0) for k in clients)
+    held = samples * math.prod(manifest.shape)
     return 2 * held > free_memory(world)
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcore.errors import ConfigError
-from fedcore.evaluate import READOUTS, SINGLE
+from fedcore.evaluate import READOUTS, SINGLE, VALIDATED
 from fedcore.registry import nearest
+from fedcore.telemetry.events import VALIDATION
 from launcher import cli, prepare
 from launcher.grid import Cell
 from launcher.sweep import Result
@@ -44,9 +45,10 @@ class Row:
         """The read-out with the highest mean over seeds; empty if no run completed.
 
         Clients alone are left out: the best of them is no model that anyone could pick in advance.
+        So is what was not read out on the test set.
         """
         done = [r.summary["accuracy"] for r in self.results if r.status == "completed"]
-        names = [n for n in (done[0] if done else {}) if not n.startswith("local_")]
+        names = [n for n in (done[0] if done else {}) if not n.startswith(("local_", VALIDATION))]
         mean = {n: statistics.fmean(a[n] for a in done) for n in names if all(n in a for a in done)}
         return max(mean, key=lambda name: mean[name], default="")
 
@@ -122,7 +124,7 @@ def _label(cell: Cell, group: set[str]) -> str:
 
 def check_words(cells: Sequence[Cell], readout: str, baseline: str | None) -> None:
     """`ConfigError` for a read-out or a baseline that will not be there."""
-    known = [OWN, BEST, *READOUTS.names(), *SINGLE]
+    known = [OWN, BEST, *READOUTS.names(), *SINGLE, *VALIDATED]
     if readout not in known:
         raise ConfigError("--readout", readout, "own, best or a read-out", nearest(readout, known))
     rows = list(dict.fromkeys([*labels(cells), *(c.config.algorithm.name for c in cells)]))

@@ -73,6 +73,13 @@ ROUND = Metric("round", "1", Kind.GAUGE, (), "last finished round, counted from 
 TEST_ACCURACY = Metric(
     "test_accuracy", "1", Kind.GAUGE, ("readout",), "share of test samples right, by read-out"
 )
+VALIDATION_ACCURACY = Metric(
+    "validation_accuracy",
+    "1",
+    Kind.GAUGE,
+    ("readout",),
+    "share of clients' own validation samples right, by their own models or the averaged one",
+)
 PROTOTYPE_STD = Metric(
     "prototype_std", "1", Kind.GAUGE, (), "standard deviation of the prototypes between clients"
 )

@@ -13,7 +13,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedcore.telemetry.events import ClientEvent, Event, ResumeEvent, RoundEvent, WarningEvent
+from fedcore.telemetry.events import (
+    VALIDATION,
+    ClientEvent,
+    Event,
+    ResumeEvent,
+    RoundEvent,
+    WarningEvent,
+)
 
 LINES = 20  # of rounds in a log; a run of no more rounds shows each
 
@@ -118,15 +125,20 @@ def _accuracy(event: RoundEvent, readout: str) -> str:
 def final_table(
     accuracy: Mapping[str, float], readout: str, title: str = "", stream: TextIO | None = None
 ) -> None:
-    """Print test accuracy by read-out, the best first; the run's own is marked."""
+    """Print test accuracy by read-out, the best first; the run's own is marked.
+
+    What was read out on clients' own validation samples stands below.
+    """
     table = Table(title=title or None, title_justify="left", title_style="bold")
     table.add_column("read-out")
     table.add_column("test accuracy", justify="right")
-    for name, value in sorted(accuracy.items(), key=lambda pair: -pair[1]):
+    tested = {name: value for name, value in accuracy.items() if not name.startswith(VALIDATION)}
+    for name, value in sorted(tested.items(), key=lambda pair: -pair[1]):
         own = name == readout
         table.add_row(f"{name} *" if own else name, f"{value:.4f}", style="bold" if own else None)
-    if readout in accuracy:
-        table.caption, table.caption_justify = f"* {readout} is reported as test_accuracy", "left"
+    words = [f"* {readout} is reported as test_accuracy"] if readout in tested else []
+    words += [f"{name} {accuracy[name]:.4f}" for name in accuracy if name not in tested]
+    table.caption, table.caption_justify = "\n".join(words), "left"
     console_for(stream or sys.stdout).print(table)
 
 

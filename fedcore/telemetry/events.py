@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+VALIDATION = "validation_"
+"""How the names of read-outs begin that are of clients' own samples, and not of the test set."""
+
 
 @dataclass(frozen=True)
 class Event:
@@ -17,8 +20,13 @@ class Event:
     time: float = field(default_factory=time.time, kw_only=True)  # unix seconds
 
     def record(self) -> dict[str, Any]:
-        """The line's object: `event`, `time`, then the fields; not finite becomes null."""
-        values = {f.name: _finite(getattr(self, f.name)) for f in fields(self)}
+        """The line's object: `event`, `time`, then the fields; not finite becomes null.
+
+        A field that need not be there and is None is left out.
+        """
+        pairs = ((f, getattr(self, f.name)) for f in fields(self))
+        there = {f.name: x for f, x in pairs if x is not None or f.default is not None}
+        values = {name: _finite(value) for name, value in there.items()}
         return {"event": self.kind, "time": values.pop("time"), **values}
 
 
@@ -47,6 +55,7 @@ class ClientEvent(Event):
     annealing_factor: float
     gradient_norm: float  # before clipping
     terms: dict[str, float]  # loss by term name
+    validation_accuracy: float | None = None  # of its own model; none if not evaluated on any
 
 
 @dataclass(frozen=True)
@@ -196,6 +205,9 @@ _FIELDS = {
 }
 """Of each kind its fields, and the type of each."""
 
+_OPTIONAL = {kind: {f.name for f in fields(kind) if f.default is None} for kind in _FIELDS}
+"""Of each kind the fields that a whole line may lack."""
+
 _PLACES = dict.fromkeys(("round", "step", "client"), "int")  # of whatever kind, where it is said
 
 
@@ -221,8 +233,10 @@ def from_record(record: dict[str, Any]) -> Event | None:
     """
     for kind in KINDS.get(str(record.get("event")), ()):
         wanted = _FIELDS[kind]
-        if wanted.keys() <= record.keys() and _fits(record, wanted):
-            return kind(**{name: _read(record[name], of) for name, of in wanted.items()})
+        whole = wanted.keys() - _OPTIONAL[kind] <= record.keys()
+        if whole and _fits(record, wanted):
+            there = {name: of for name, of in wanted.items() if name in record}
+            return kind(**{name: _read(record[name], of) for name, of in there.items()})
     return None
 
 

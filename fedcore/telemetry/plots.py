@@ -79,7 +79,7 @@ def plot_lambda(run_dirs: Path | Sequence[Path], out: Path) -> Path:
     dress(raw, "Weight of the alignment loss before annealing", "raw λ")
     dress(effective, "Weight as used in the loss, and the annealing factor", "effective λ")
     dress(loss, "Losses: median and range over clients", "loss")
-    dress(accuracy, "Test accuracy by read-out", "accuracy")
+    dress(accuracy, "Accuracy by read-out", "accuracy")
     accuracy.set_xlabel("round")
     accuracy.xaxis.get_major_locator().set_params(integer=True)
     figure.align_ylabels([raw, effective, loss, accuracy])
@@ -181,7 +181,7 @@ def draw_spread(
 
 
 def draw_accuracy(axes: Axes, run: History, ink: Ink) -> None:
-    """Test accuracy by read-out."""
+    """Accuracy by read-out."""
     for number, name in enumerate(run.readouts()):
         x, values = run.accuracy(name)
         own, style = INKS[number % len(INKS)], STYLES[number % len(STYLES)]

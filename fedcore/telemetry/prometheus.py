@@ -18,6 +18,7 @@ from fedcore.config import MetricsConfig
 from fedcore.telemetry import catalogue as c
 from fedcore.telemetry.catalogue import Kind, Metric
 from fedcore.telemetry.events import (
+    VALIDATION,
     ClientEvent,
     Event,
     LMClientEvent,
@@ -201,7 +202,9 @@ class PrometheusSink:
         if event.model_variance is not None:
             self._set(c.MODEL_VARIANCE, event.model_variance)
         for readout, accuracy in event.accuracy.items():
-            self._set(c.TEST_ACCURACY, accuracy, readout)
+            own = readout.startswith(VALIDATION)
+            metric = c.VALIDATION_ACCURACY if own else c.TEST_ACCURACY
+            self._set(metric, accuracy, readout.removeprefix(VALIDATION))
 
     def _write_step(self, event: LMStepEvent) -> None:
         self._set(c.LM_STEP, event.step)

@@ -1,9 +1,10 @@
-"""Test accuracy by read-out."""
+"""Accuracy by read-out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fedcore.telemetry.events import VALIDATION
 from fedcore.telemetry.plots import (
     BLUE,
     draw_accuracy,
@@ -32,12 +33,12 @@ def own_readout(run: Stored) -> str | None:
 
 
 def accuracy(runs: Runs) -> Section | None:
-    """Test accuracy by read-out."""
+    """Accuracy by read-out."""
     names = readouts(runs)
     if not names:
         return None
     if len(runs) == 1:
-        panels = [Panel("Test accuracy by read-out", "accuracy", each(runs, draw_accuracy), False)]
+        panels = [Panel("Accuracy by read-out", "accuracy", each(runs, draw_accuracy), False)]
         source = picture(panels, "round", high=3.6)
     else:
         panels = [_of_readout(runs, name) for name in names]
@@ -47,7 +48,9 @@ def accuracy(runs: Runs) -> Section | None:
         "averaged model, and clients alone (mean, worst, best). The same models, read differently. "
         "The algorithm's own read-out is marked *; it is the run's test accuracy."
     )
-    alt = f"test accuracy over rounds: {', '.join(names)}"
+    if any(name.startswith(VALIDATION) for name in names):
+        about += " Read-outs on validation are of samples that clients set aside of their own data."
+    alt = f"accuracy over rounds: {', '.join(names)}"
     return Section(
         "accuracy", "Accuracy", about, [Picture(alt, source)], [_accuracies(runs, names)]
     )

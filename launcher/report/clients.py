@@ -14,7 +14,7 @@ from launcher.report.draw import as_image
 from launcher.report.section import FOLDED, Picture, Section, Table
 from launcher.report.stored import Record, Stored
 from launcher.shard_plot import ORDERED, class_map
-from launcher.words import number
+from launcher.words import number, percent
 
 LISTED = 100  # rows of the table of clients
 
@@ -88,7 +88,13 @@ def _table(run: Stored, several: bool) -> Table:
     rows = _rows(run, ordered, last)
     folded = f"{name}{words}" if len(rows) > FOLDED or several else ""
     caption = f"{name}{words[0].upper()}{words[1:]}, in the last round each of them took part in."
-    return Table(TITLES, rows, caption, folded)
+    titles = [*TITLES, "validation"] if _are_validated(last) else TITLES
+    return Table(titles, rows, caption, folded)
+
+
+def _are_validated(last: dict[int, Record]) -> bool:
+    """Whether clients were evaluated on samples of their own in their last round."""
+    return any("validation_accuracy" in record for record in last.values())
 
 
 def _rank(last: dict[int, Record], by: str, client: int) -> float:
@@ -111,5 +117,7 @@ def _rows(run: Stored, ordered: Sequence[int], last: dict[int, Record]) -> list[
         fields = [number(last[k].get(name)) for name in (*FIELDS, "gradient_norm")]
         about = [str(k), f"{last[k].get('samples', 0):,}", classes]
         about += [number(entropy[k]) if known else "-", str(last[k]["round"] + 1)]
+        if _are_validated(last):
+            fields.append(percent(last[k].get("validation_accuracy")))
         rows.append([*about, *fields])
     return rows

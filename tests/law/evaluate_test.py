@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcore.evaluate import READOUTS, SINGLE, Evaluator
+from fedcore.evaluate import READOUTS, SINGLE, VALIDATED, Evaluation, Evaluator
 from fedcore.seeds import generator
 from fedcore.server.average import average_models
 from fedcore.server.comm import LocalComm
-from tests.toy import SHAPE, ToyData, toy_group, toy_order
+from tests.toy import SHAPE, ToyData, toy_group, toy_model, toy_order
 
 
 class ToyTest:
@@ -27,6 +28,21 @@ class ToyTest:
 
     def chunks(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
         yield from self.images[start:stop].split(size)
+
+
+class ToyValidation:
+    """Clients 0 and 2 have samples set aside, client 1 has none; follows `ValidationData`."""
+
+    samples: ClassVar[dict[int, int]] = {0: 7, 2: 11}
+
+    def __init__(self) -> None:
+        data = ToyData([31, 32, 33])
+        self.images, self.labels = data.images, data.labels
+
+    def chunks(self, client: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        n = self.samples[client]
+        both = (x[client][:n].split(size) for x in (self.images, self.labels))
+        yield from zip(*both, strict=True)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +78,8 @@ def measured(parts, chunk: int) -> dict[str, float]:
         for row in range(3)
     ]
     averaged = average_models(LocalComm(), models, like)
-    return Evaluator(LocalComm(), group.model, test, 5, chunk)(group, weights, prototypes, averaged)
+    evaluator = Evaluator(LocalComm(), group.model, test, 5, chunk)
+    return evaluator(group, weights, prototypes, averaged).accuracy
 
 
 def wanted(parts) -> dict[str, float]:
@@ -110,11 +127,74 @@ def test_the_averaged_model_of_equal_clients_is_that_client(parts) -> None:
     like = dict(group.model.named_parameters()) | dict(group.model.named_buffers())
     averaged = average_models(LocalComm(), [(tensors, 0.25), (tensors, 0.75)], like)
     evaluator = Evaluator(LocalComm(), group.model, test, 5, 10)
-    found = evaluator(group, {1: 1.0}, prototypes, averaged)
+    found = evaluator(group, {1: 1.0}, prototypes, averaged).accuracy
     own = (z[1] @ tensors["prototypes"].T).argmax(1)
     assert found["averaged"] == pytest.approx((own == test.labels).double().mean().item())
     assert found["local_min"] == found["local_max"] == found["averaged"]
 
 
+def plain_hits(tensors, client: int) -> int:
+    """Right answers on a client's validation samples, one at a time by the model itself."""
+    model, aside = toy_model(), ToyValidation()
+    model.load_state_dict(tensors)
+    model.eval()
+    right = 0
+    for i in range(ToyValidation.samples[client]):
+        scores = model.prototypes @ model(aside.images[client][i : i + 1])[0]
+        right += int(scores.argmax()) == int(aside.labels[client][i])
+    return right
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+@pytest.mark.parametrize("name", ["v14", "fedavg", "otfusion"])
+def test_each_client_is_evaluated_on_its_own_samples(name: str, chunk: int) -> None:
+    clients = [0, 1, 2]
+    group = toy_group(name, clients, ToyData([20, 9, 13]))
+    group.train(toy_order(name, 0, clients))
+    own = [{k: v[row] for k, v in group.state.model_tensors().items()} for row in clients]
+    averaged = {k: sum(t[k] for t in own) / 3 for k in own[0]}
+    averaged = {k: v.to(own[0][k].dtype) for k, v in averaged.items()}
+    evaluator = Evaluator(LocalComm(), group.model, ToyTest(), 5, chunk, ToyValidation())
+    weights = dict.fromkeys(clients, 1 / 3)
+    found = evaluator(group, weights, own[0]["prototypes"], averaged)
+    hits = {k: plain_hits(own[k], k) for k in (0, 2)}
+    assert found.validation == {0: hits[0] / 7, 2: hits[2] / 11}
+    assert found.accuracy["validation_local"] == (hits[0] + hits[2]) / 18
+    if name == "v14":  # trains no averaged model and reports none
+        assert "validation_averaged" not in found.accuracy
+    else:
+        of_average = sum(plain_hits(averaged, k) for k in (0, 2))
+        assert found.accuracy["validation_averaged"] == of_average / 18
+    only = evaluator(group, {1: 0.5, 2: 0.5}, own[0]["prototypes"], averaged)  # 0 has not trained
+    assert only.validation == {2: hits[2] / 11}
+    assert only.accuracy["validation_local"] == hits[2] / 11
+
+
+def test_without_validation_samples_nothing_is_said_or_sent(parts) -> None:
+    group, weights, test, prototypes, *_ = parts
+    averaged = {k: v[0] for k, v in group.state.model_tensors().items()}
+    sent: list[int] = []
+
+    class Watched(LocalComm):
+        def sum(self, values: Tensor) -> Tensor:
+            sent.append(len(values))
+            return super().sum(values)
+
+    def evaluated(weights: dict[int, float], validation: ToyValidation | None) -> Evaluation:
+        evaluator = Evaluator(Watched(), group.model, test, 5, 10, validation)
+        return evaluator(group, weights, prototypes, averaged)
+
+    nobody = evaluated(weights, None)
+    assert nobody.validation == {}
+    assert not set(nobody.accuracy) & set(VALIDATED)
+    some = evaluated(weights, ToyValidation())
+    assert some.accuracy == nobody.accuracy | {
+        "validation_local": some.accuracy["validation_local"]
+    }
+    assert sent == [sent[0], sent[0] + 2]  # a number for each client that has some
+    assert evaluated({1: 1.0}, ToyValidation()) == evaluated({1: 1.0}, None)
+
+
 def test_every_readout_has_a_name_of_its_own() -> None:
-    assert not set(READOUTS.names()) & set(SINGLE)
+    names = [*READOUTS.names(), *SINGLE, *VALIDATED]
+    assert len({*names}) == len(names)

@@ -27,11 +27,12 @@ from tests.pausing import PauseWhen
 
 
 def config_of(name: str, npz: str, store: str) -> RunConfig:
+    data = {"source": "npz", "root": npz, "store": store, "alpha": 0.3, "validation": 0.2}
     return RunConfig.of(
         {
             "rounds": 3,
             "precision": "fp64",
-            "data": {"source": "npz", "root": npz, "store": store, "alpha": 0.3},
+            "data": data,
             "clients": {"count": 4, "local_epochs": 2, "batch_size": 8, "per_round": 3},
             "model": {"feature_dim": 12},
             "algorithm": {"name": name},

@@ -52,6 +52,7 @@ def _run(ranks: int, file: Path, folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ALGORITHMS.names())
 def test_one_and_three_ranks_agree(name: str, found: dict[int, dict[str, Any]]) -> None:
     assert found[1][name]["whole"] == found[3][name]["whole"]
+    assert "validation_local" in found[1][name]["whole"][2]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.names())

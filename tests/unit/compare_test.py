@@ -26,6 +26,7 @@ def completed(cell: Cell) -> Result:
     """A run whose ensemble is two points better than its own read-out, one client better still."""
     own = ACCURACY[cell.config.algorithm.name][cell.config.seed]
     accuracy = {"iffi": own, "output_ensemble": own + 0.02, "averaged": 0.1, "local_max": 0.99}
+    accuracy["validation_local"] = 0.999
     summary = {"test_accuracy": own, "accuracy": accuracy, "wall_seconds": 1.0}
     return Result(cell, "completed", 0, summary)
 
@@ -95,10 +96,14 @@ def test_a_seed_without_a_pair_is_left_out(results: list[Result]) -> None:
     assert "2 of 3; seed 1 diverged (round 3)" in markdown([group], "own")
 
 
-def test_the_best_readout_is_never_a_client_alone(results: list[Result]) -> None:
+def test_the_best_readout_is_of_the_test_set_and_no_client_alone(
+    results: list[Result],
+) -> None:
     (group,) = groups(results)
     assert [row.best() for row in group.rows] == ["output_ensemble"] * 2
     assert group.rows[0].accuracy("best") == pytest.approx({0: 0.72, 1: 0.62, 2: 0.82})
+    check_words(cells(), "validation_local", None)  # but may be asked for by name
+    assert group.rows[0].accuracy("validation_local") == dict.fromkeys(range(3), 0.999)
 
 
 def test_a_row_of_which_nothing_completed_stays_in_all_forms(tmp_path: Path) -> None:

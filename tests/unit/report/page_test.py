@@ -104,6 +104,22 @@ def test_of_many_clients_the_page_has_quantiles(tmp_path: Path) -> None:
     assert "100 of 1,000" in table.folded
 
 
+def test_clients_have_a_column_for_their_own_samples_if_any_was_evaluated(tmp_path: Path) -> None:
+    plain: list[Event] = [client_event(0), client_event(1), round_event(0)]
+    (table,) = clients([Stored.of(stored(tmp_path / "plain", plain))]).tables
+    assert "validation" not in table.titles
+    both = {"feature_ensemble": 0.5, "validation_local": 0.75}
+    some = [client_event(0, validation_accuracy=0.75), client_event(1)]
+    run = Stored.of(stored(tmp_path / "some", [*some, round_event(0, accuracy=both)]))
+    (table,) = clients([run]).tables
+    assert table.titles[-1] == "validation"
+    assert [row[-1] for row in table.rows] == ["75.0%", "-"]
+    section = accuracy([run])
+    assert section is not None
+    assert "set aside" in section.about
+    assert [row[0] for row in section.tables[0].rows] == ["feature ensemble", "validation local"]
+
+
 def test_a_language_model_has_the_numbers_of_the_file(tmp_path: Path) -> None:
     events = [step_event(s, loss=4 - s / 200) for s in (100, 200, 300)]
     folder = stored(tmp_path / "lm", [*events, eval_event(300)], {"lm": {"steps": 300}})

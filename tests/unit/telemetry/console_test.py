@@ -88,3 +88,11 @@ def test_final_table_puts_the_best_first_and_marks_the_reported() -> None:
     text = stream.getvalue()
     assert text.index("feature_ensemble") < text.index("averaged *")
     assert "v14 on digits" in text
+
+
+def test_final_table_has_no_test_accuracy_of_other_samples() -> None:
+    stream = io.StringIO()
+    final_table({"averaged": 0.5, "validation_local": 0.75}, "averaged", "v14", stream)
+    table, _, below = stream.getvalue().partition("└")
+    assert "validation_local" not in table
+    assert "validation_local 0.7500" in below

@@ -58,6 +58,12 @@ def test_client_line_has_the_promised_keys() -> None:
     assert set(client_event(3).record()) == set(promised.split())
 
 
+def test_a_client_without_validation_samples_has_no_such_key() -> None:
+    """So that those who read lines see what they saw before there were any."""
+    assert client_event(3, validation_accuracy=0.5).record()["validation_accuracy"] == 0.5
+    assert "validation_accuracy" not in client_event(3, validation_accuracy=None).record()
+
+
 def test_round_line_has_the_promised_keys() -> None:
     promised = """event time round rounds progress annealing_factor accuracy prototype_std
         unit_prototype_std global_prototype_std model_variance lambda_exploded seconds
@@ -85,6 +91,7 @@ def test_other_events_name_themselves() -> None:
     "event",
     [
         client_event(3, base_loss=0.25),
+        client_event(3, validation_accuracy=0.5),
         round_event(2, accuracy={}),
         ResumeEvent(4, "round_00004"),
         LMResumeEvent(4, "step_00004"),

@@ -58,7 +58,8 @@ def value(samples: list[Sample], name: str, **labels: str) -> float:
 
 def fill(sink: PrometheusSink, clients: int = 4) -> list[Sample]:
     """All that can be set, set; and scraped."""
-    sink.write([*(client_event(k) for k in range(clients)), round_event(2)])
+    accuracy = {"feature_ensemble": 0.9, "validation_local": 0.7}
+    sink.write([*(client_event(k) for k in range(clients)), round_event(2, accuracy=accuracy)])
     sink.write([step_event(), eval_event()])
     sink.samples(64)
     sink.tokens(2048)
@@ -90,6 +91,10 @@ def test_values_arrive_under_their_labels() -> None:
     assert value(samples, "lm_client_loss", client="3") == 5.0
     assert value(samples, "lm_client_drift", client="0") == 0.1
     assert value(samples, "test_accuracy", readout="feature_ensemble") == 0.9
+    assert value(samples, "validation_accuracy", readout="local") == 0.7
+    assert [s.labels for s in samples if s.name == "fedcore_test_accuracy"] == [
+        {"readout": "feature_ensemble"}  # what takes the largest of them must not see the other
+    ]
     assert value(samples, "samples_total") == 100
     assert value(samples, "collective_bytes_total", op="gather") == 1000
     assert value(samples, "phase_seconds_sum", phase="train") == 1.5
