@@ -171,7 +171,7 @@ def _group(
 
 def _validation(
     config: RunConfig,
-    store: Path,
+    store: Folder,
     manifest: Manifest,
     clients: Sequence[int],
     world: World,
