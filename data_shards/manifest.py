@@ -18,6 +18,7 @@ WAY_OUT = "`fedcore shards make CONFIG`"
 
 
 MOST_PIXELS = 2**28  # numbers of an image; one blank image is made of a client without any
+MOST_DECODED = 2**30  # bytes of a tar's images (ours have SHARD_BYTES), unless it has one only
 LEAST_BYTES = 2048  # of a sample in a tar: an image and a json, each with its header
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Side = Annotated[int, Field(ge=1, le=2**16)]
@@ -135,6 +136,10 @@ class Manifest(Stored):
             held = sum(shard.bytes for shard in part.shards)
             if part.samples * each > held:
                 raise ValueError(f"{part.samples:,} samples of {each:,} bytes in {held:,} bytes")
+        most = max((shard.samples for shard in self.shards), default=0)
+        # raw images are as large as their tar; of files, few bytes may be a large image
+        if self.encoding == "original" and most > 1 and most * size > MOST_DECODED:
+            raise ValueError(f"{most:,} images of {size:,} numbers in a tar")
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -72,6 +72,8 @@ def decoded(data: bytes, samples: int, shape: tuple[int, int, int]) -> Block | N
     index, sizes = _decimal(rows[:, NAME]), _octal(rows[:, SIZE])
     if index is None or sizes is None or (samples and int(sizes.max()) > BLOCK):
         return None
+    if (index[1:] == index[:-1]).any():  # one sample to a reader of members, and not two
+        return None
     if whole[samples * stride(size) :].any() or rows[:, PIXELS + size :].any():
         return None
     if not np.array_equal(rows[:, :BLOCK], _headers("json", index, sizes)) or not np.array_equal(
@@ -79,17 +81,22 @@ def decoded(data: bytes, samples: int, shape: tuple[int, int, int]) -> Block | N
     ):
         return None
     images = rows[:, PIXELS : PIXELS + size].reshape(samples, *shape)
-    return Block(images, _labels(data, sizes.tolist(), stride(size)))
+    labels = _labels(data, sizes.tolist(), stride(size))
+    return None if labels is None else Block(images, labels)
 
 
-def _labels(data: bytes, sizes: Sequence[int], stride: int) -> Numbers:
-    """The label in each sample's json, all parsed at once."""
+def _labels(data: bytes, sizes: Sequence[int], stride: int) -> Numbers | None:
+    """The label in each sample's json, all parsed at once; None unless each is a flat object."""
     starts = range(BLOCK, BLOCK + len(sizes) * stride, stride)
     texts = [data[at : at + size] for at, size in zip(starts, sizes, strict=True)]
-    found = parse_json(b"[" + b",".join(texts) + b"]")
-    if len(found) != len(sizes):
-        raise ValueError(f"{len(found)} texts in {len(sizes)} samples")
-    return labels_in(found)
+    # as many objects as texts, and no more braces: none stands in a string or within a text, so
+    # that what is no json by itself cannot become one beside its neighbours
+    whole = b",".join(texts)
+    braced = all(text[:1] == b"{" and text[-1:] == b"}" for text in texts)
+    if not braced or not len(sizes) == whole.count(b"{") == whole.count(b"}"):
+        return None
+    found = parse_json(b"[" + whole + b"]")
+    return labels_in(found) if len(found) == len(sizes) else None
 
 
 def labels_in(texts: Sequence[object]) -> Numbers:

@@ -105,11 +105,11 @@ def _written(
     """Every part by its folder's name; its tars are made in threads."""
     done: dict[str, Part] = {}
     with ThreadPoolExecutor(THREADS) as pool:
-        jobs = [
-            (folder, samples.labels[rows], _submit(pool, work / folder, samples, rows, original))
-            for folder, samples, rows in parts
-        ]
         try:
+            jobs = [
+                (where, samples.labels[rows], _submit(pool, work / where, samples, rows, original))
+                for where, samples, rows in parts
+            ]
             for folder, labels, futures in jobs:
                 shards = tuple(shard for future in futures for shard in future.result())
                 counts = tuple(np.bincount(labels, minlength=classes).tolist())
@@ -144,17 +144,19 @@ def _write_raw(folder: Path, number: int, samples: Samples, rows: Rows) -> list[
 
 def _write_files(folder: Path, samples: Samples, rows: Rows, original: bool) -> list[Shard]:
     """A part's tars, in which an image may stand as the file it came as."""
+    decoded = math.prod(samples.shape)
     return [
         write_tar(folder.parent, f"{folder.name}/{number:05d}.tar", some)
-        for number, some in enumerate(filled(_entries(samples, rows, original)))
+        for number, some in enumerate(filled(_entries(samples, rows, original), decoded))
     ]
 
 
 def _entries(samples: Samples, rows: Rows, original: bool) -> Iterator[dict[str, Any]]:
     """What stands in a tar for each row."""
     for row in rows.tolist():
+        pixels = samples.pixels(np.array([row]))  # a file that is no image is told here, by name
         file = samples.file(row) if original else None
-        name, data = file or ("u8", samples.pixels(np.array([row])).tobytes())
+        name, data = file or ("u8", pixels.tobytes())
         about = {"label": int(samples.labels[row]), "index": row}
         yield {"__key__": f"{row:08d}", name: data, "json": json.dumps(about).encode()}
 
