@@ -28,15 +28,16 @@ def read_tokens(folder: Folder, part: TokenPart, dtype: Literal["uint16", "uint3
     """All documents of a part, each with its end: uint16 or int32 [tokens], in corpus order."""
     samples = read_tars(folder, part.shards)  # checked, before there is room for what they claim
     flat = np.empty(part.tokens, dtype=np.uint16 if dtype == "uint16" else np.int32)
-    filled = 0
-    with reading(folder / part.shards[0].file, WAY_OUT):
-        for sample in samples:
+    filled, documents, file = 0, 0, f"{folder}/{part.shards[0].file}"
+    for sample in samples:
+        documents, file = documents + 1, sample["__url__"]
+        with reading(file, WAY_OUT):
             ids = np.frombuffer(sample[DTYPES[dtype]], dtype=np.dtype(dtype).newbyteorder("<"))
             flat[filled : filled + len(ids)] = ids[: len(flat) - filled]
             filled += len(ids)
-    if filled != part.tokens:
-        problem = f"{filled} tokens, want {part.tokens}"
-        raise ShardError(str(folder / part.shards[0].file), problem, WAY_OUT)
+    if (documents, filled) != (part.documents, part.tokens):
+        problem = f"{filled} tokens in {documents} documents, want {part.tokens} in"
+        raise ShardError(file, f"{problem} {part.documents}", WAY_OUT)
     return torch.from_numpy(flat)
 
 
@@ -81,10 +82,10 @@ class TokenStream:
         check(folder, manifest.vocabulary.file)
         self.vocab_size, self.tokens = manifest.vocab_size, part.tokens
         self.bytes_per_token = manifest.bytes_per_token
-        text = read_tokens(folder, part, manifest.dtype)
+        text = _known(folder, part, read_tokens(folder, part, manifest.dtype), self.vocab_size)
         ring = torch.cat([text, text[:context]])  # a window near the end goes on at the beginning
         self._text, self._ring = ring[: part.tokens], windows(ring, context)
-        self._held_out = _read_once(folder, manifest.held_out, manifest.dtype)
+        self._held_out = _read_once(folder, manifest.held_out, manifest.dtype, self.vocab_size)
         self._epochs: dict[int, tuple[Tensor, int]] = {}
 
     @property
@@ -133,9 +134,20 @@ class TokenStream:
 
 
 @lru_cache(maxsize=1)
-def _read_once(folder: Folder, part: TokenPart, dtype: Literal["uint16", "uint32"]) -> Tensor:
+def _read_once(
+    folder: Folder, part: TokenPart, dtype: Literal["uint16", "uint32"], vocab_size: int
+) -> Tensor:
     """Held-out text, which all clients of a process share."""
-    return read_tokens(folder, part, dtype)
+    return _known(folder, part, read_tokens(folder, part, dtype), vocab_size)
+
+
+def _known(folder: Folder, part: TokenPart, text: Tensor, vocab_size: int) -> Tensor:
+    """The text, all of whose ids are of the vocabulary: a model has no row for another."""
+    least, most = int(text.numpy().min()), int(text.numpy().max())
+    if least < 0 or most >= vocab_size:
+        problem = f"a token {most if least >= 0 else least} of {vocab_size}"
+        raise ShardError(f"{folder}/{part.shards[0].file}", problem, WAY_OUT)
+    return text
 
 
 def _long_enough(folder: Folder, name: str, part: TokenPart, context: int) -> None:
