@@ -95,10 +95,10 @@ class Resident:
         workers: int,
     ) -> None:
         self.device = device
+        nothing = blank(manifest).to(device)  # one for all: an image may be large
 
         def read(part: Part) -> Held:
-            held = read_part(folder, manifest, part)
-            return (held if part.samples else blank(manifest)).to(device)
+            return read_part(folder, manifest, part).to(device) if part.samples else nothing
 
         with ThreadPoolExecutor(workers) as pool:
             self._held = dict(zip(parts, pool.map(read, parts.values()), strict=True))

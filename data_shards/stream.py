@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -18,11 +19,13 @@ import webdataset as wds
 from torch import Tensor
 
 from data_shards.blocks import read_block
+from data_shards.counted import Counted
 from data_shards.folder import Folder
 from data_shards.manifest import Manifest, Part, Shard
 from data_shards.order import Order
 from data_shards.rawtar import Block
 from data_shards.resident import Epoch, Held, blank, empty
+from data_shards.tars import sized
 
 T = TypeVar("T")
 
@@ -48,6 +51,10 @@ class Streaming:
         workers: int,
     ) -> None:
         self.folder, self.manifest, self.parts, self.device = folder, manifest, parts, device
+        if isinstance(folder, Path):  # before there is room for the order of what they claim
+            for shard in (shard for part in parts.values() for shard in part.shards):
+                sized(folder, shard)
+        self.counted = Counted(folder, parts.values())
         self.workers = workers
         self.readers = ThreadPoolExecutor(workers, thread_name_prefix="tars")
         self.assemblers = ThreadPoolExecutor(workers, thread_name_prefix="windows")
@@ -100,9 +107,7 @@ class Streaming:
                 if ahead and ahead[-1][0].shard is piece.shard:
                     future = ahead[-1][1]
                 else:
-                    future = self.readers.submit(
-                        read_block, self.folder, self.manifest, piece.shard
-                    )
+                    future = self.readers.submit(self._read, piece.shard)
                 ahead.append((piece, future))
                 if len(ahead) > self.workers:
                     yield _finished(ahead)
@@ -111,6 +116,11 @@ class Streaming:
         finally:
             for _, future in ahead:
                 future.cancel()
+
+    def _read(self, shard: Shard) -> Block:
+        block = read_block(self.folder, self.manifest, shard)
+        self.counted.take(shard, block.labels)
+        return block
 
     def windows(self, blocks: Iterable[tuple[Piece, Block]]) -> Iterator[tuple[int, Held]]:
         """Windows [w] in the order of the epoch, pinned where a GPU is."""
