@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from data_shards.samples import Samples
 from data_shards.sources import Source, checked
 from data_shards.tars import complete_or_absent, filled, write_manifest, write_shard, write_tar
 
+T = TypeVar("T")
 Tick = Callable[[str], None]
 Rows = NDArray[np.int64]
 LEVELS = np.arange(256, dtype=np.int64)  # of a pixel
@@ -106,11 +108,11 @@ def _written(
     done: dict[str, Part] = {}
     with ThreadPoolExecutor(THREADS) as pool:
         try:
-            jobs = [
+            jobs = (
                 (where, samples.labels[rows], _submit(pool, work / where, samples, rows, original))
                 for where, samples, rows in parts
-            ]
-            for folder, labels, futures in jobs:
+            )
+            for folder, labels, futures in _begun(jobs):
                 shards = tuple(shard for future in futures for shard in future.result())
                 counts = tuple(np.bincount(labels, minlength=classes).tolist())
                 done[folder] = Part(samples=len(labels), label_counts=counts, shards=shards)
@@ -119,6 +121,16 @@ def _written(
             pool.shutdown(cancel_futures=True)
             raise
     return done
+
+
+def _begun(jobs: Iterator[T]) -> Iterator[T]:
+    """The jobs, a few of them ahead: an error is met before thousands more have been tried."""
+    ahead: deque[T] = deque()
+    for job in jobs:
+        ahead.append(job)
+        if len(ahead) > 4 * THREADS:
+            yield ahead.popleft()
+    yield from ahead
 
 
 def _submit(

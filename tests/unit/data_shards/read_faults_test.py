@@ -1,0 +1,451 @@
+"""Is everything that can be wrong with shards told by name, held or streamed, within a bound?"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import struct
+import tarfile
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data_shards.manifest import NAME, Manifest
+from data_shards.read import ShardedData
+from data_shards.sources import Arrays, Source
+from data_shards.tars import problems, samples_of
+from data_shards.text.manifest import TokenManifest
+from data_shards.text.read import TokenStream
+from data_shards.write import Dealt, write
+from fedcore.errors import ShardError
+from fedcore.files import LARGEST
+from tests.unit.data_shards.text_shards_test import make
+from tests.unit.safety_test import tar_of
+
+SHAPE = (3, 8, 8)
+BOTH = pytest.mark.parametrize("streaming", [False, True], ids=["resident", "streaming"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One client of 10 samples in tars of four, four and two; classes 0, 1, 2."""
+    pixels = np.random.default_rng(0).integers(0, 256, (10, *SHAPE), dtype=np.uint8)
+    arrays = Arrays(pixels, np.arange(10, dtype=np.int64) % 3)
+    source = Source(lambda root, split: arrays, kind="digits", about="")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("data_shards.tars.SHARD_BYTES", 4 * 2048)
+        write(tmp_path / "toy", "toy", source, arrays, arrays, [Dealt(np.arange(10))], {})
+    return tmp_path / "toy"
+
+
+def data(folder: Path, *, streaming: bool) -> ShardedData:
+    manifest = Manifest.load(folder)
+    more: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+    more |= {"batch_size": 4, "views": 1, "seed": 0, "augment": False, "shuffle_buffer": 4}
+    clients = range(len(manifest.clients))
+    return ShardedData(folder, manifest, clients, streaming=streaming, **more)
+
+
+def epochs(folder: Path, streaming: bool) -> int:
+    """Batches of two epochs, all of which were read."""
+    held = data(folder, streaming=streaming)
+    return sum(1 for epoch in range(2) for _ in held.epoch([0], 0, epoch))
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    said = json.loads((folder / NAME).read_text())
+    change(said)
+    (folder / NAME).write_text(json.dumps(said))
+
+
+def replaced(folder: Path, content: bytes, number: int = 1) -> None:
+    """Another tar of client 0, which the manifest says is as it was written."""
+    (folder / f"client_00000/{number:05d}.tar").write_bytes(content)
+    sha256 = hashlib.sha256(content).hexdigest()
+
+    def change(said: dict[str, Any]) -> None:
+        said["clients"][0]["shards"][number] |= {"bytes": len(content), "sha256": sha256}
+
+    edited(folder, change)
+
+
+def second(folder: Path) -> Path:
+    return folder / "client_00000/00001.tar"
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def linked(path: Path) -> None:
+    outside = path.parents[2] / "outside.tar"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (Path.unlink, "missing shard"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-512]), "truncated"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"\0" * 512), "more than"),
+        (flip, "damaged: sha256"),
+        (pipe, "no plain file"),
+        (directory, "no plain file"),
+        (linked, "link out of it"),
+    ],
+    ids=["missing", "truncated", "longer", "flipped", "pipe", "folder", "link"],
+)
+def test_a_damaged_file_is_named(folder: Path, streaming: bool, damage: Any, words: str) -> None:
+    assert epochs(folder, streaming) == 6
+    damage(second(folder))
+    with pytest.raises(ShardError, match=rf"client_00000/00001\.tar.*{words}") as caught:
+        epochs(folder, streaming)
+    assert caught.value.exit_code == 3
+    assert [x.problem for x in problems(folder, Manifest.load(folder))] == [caught.value.problem]
+
+
+@BOTH
+def test_a_file_that_may_not_be_read_is_named(
+    folder: Path, streaming: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a patch: root may read everything."""
+    plain = Path.open
+
+    def refuse(path: Path, *args: Any, **more: Any) -> Any:
+        if path == second(folder):
+            raise PermissionError(13, "Permission denied")
+        return plain(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ShardError, match=r"00001\.tar: cannot be read: Permission denied"):
+        epochs(folder, streaming)
+
+
+def samples(*entries: tuple[str, bytes], label: Any = 0, count: int = 4) -> bytes:
+    """A tar of blank samples; entries: members that stand instead of those of sample 1."""
+    members = []
+    for row in range(count):
+        text = json.dumps({"label": label if row == 1 else row % 3, "index": row}).encode()
+        usual = ((f"{row:08d}.json", text), (f"{row:08d}.u8", bytes(192)))
+        members += [*(entries if row == 1 and entries else usual)]
+    return tar_of(*((tarfile.TarInfo(name), content) for name, content in members))
+
+
+def test_such_a_tar_is_read(folder: Path) -> None:
+    replaced(folder, samples(label=1))
+    edited(folder, lambda said: said["clients"][0].update(label_counts=[5, 2, 3]))
+    assert epochs(folder, False) == epochs(folder, True) == 6
+
+
+TEXT, PIXELS = ("00000001.json", b'{"label": 1, "index": 1}'), ("00000001.u8", bytes(192))
+STRANGE = {
+    "no json": (samples(PIXELS), "no json of sample '00000001'"),
+    "no pixels": (samples(TEXT), "no image"),
+    "few pixels": (samples(TEXT, ("00000001.u8", bytes(191))), "191 bytes of pixels"),
+    "twice": (samples(TEXT, PIXELS, PIXELS), "duplicate file name"),
+    "broken json": (samples(("00000001.json", b'{"label": 1'), PIXELS), "cannot be read"),
+    "json of another kind": (samples(("00000001.json", b"[1]"), PIXELS), "a label None"),
+    "one sample less": (samples(count=3), "3 samples, want 4"),
+    "one sample more": (samples(count=5), "more than 4 samples"),
+    "label too large": (samples(label=3), "a label 3 of 3 classes"),
+    "label below zero": (samples(label=-1), "a label -1"),
+    "label of words": (samples(label="1"), "a label '1"),
+    "label true": (samples(label=True), "a label True"),
+    "label of a thousand digits": (samples(label=10**1000), "a label 1000"),
+    "label not counted": (samples(label=2), "does not count"),
+    "no tar": (b"x" * 10240, "cannot be read"),
+    "empty": (b"", "the end of the tar is missing"),
+    "compressed": (gzip.compress(samples(label=1)), "cannot be read"),
+    "no end": (samples(label=1)[:4096], "the end of the tar is missing"),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("case", STRANGE)
+def test_a_tar_with_the_right_hash_is_told_too(folder: Path, streaming: bool, case: str) -> None:
+    content, words = STRANGE[case]
+    replaced(folder, content)
+    if words != "does not count":
+        edited(folder, lambda said: said["clients"][0].update(label_counts=[5, 2, 3]))
+    with pytest.raises(ShardError, match=words) as caught:
+        epochs(folder, streaming)
+    named = "client_00000/" if words == "does not count" else "client_00000/00001.tar"
+    assert named in caught.value.shard
+
+
+def headed(kind: bytes, size: bytes = b"", name: str = "00000001.u8") -> bytes:
+    """A header of that kind, its size as it is given, with a checksum that fits."""
+    info = tarfile.TarInfo(name)
+    info.linkname, info.size = "/etc/passwd", 512
+    header = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    header[156:157] = kind
+    header[124 : 124 + len(size)] = size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+BELOW = [bytes([255] * 10) + bytes([256 - n, 0]) for n in (2, 4, 6, 8)]  # sizes of -512 n / 2
+HUGE = b"\x80" + bytes([0, 0, 0, 127] + [255] * 7)
+KINDS = [*b"123456789ABDKLMNSVXgx"]
+
+
+@pytest.mark.parametrize("reader", ["images", "tokens"])
+def test_no_kind_of_member_leads_astray(tmp_path: Path, reader: str) -> None:
+    """Links, devices, pipes, folders, sparse files, extended headers; sizes below zero or beyond
+    the tar, which `tarfile` follows back for ever; pax records that its expression takes hours
+    for."""
+    end = "u8" if reader == "images" else "u16"
+    first = headed(b"0", b"00000001000", f"0.{end}") + bytes(512)
+    other = headed(b"0", b"00000001000", f"2.{end}") + bytes(512)
+    plain = headed(b"0", b"00000001000", f"1.{end}") + bytes(512)
+    slow = headed(b"x", b"00001000000") + b"1" * 8**6
+    odd = [headed(bytes([kind])) + bytes(512) for kind in KINDS]
+    odd += [headed(b"0", size) for size in (*BELOW, HUGE, b"77777777777")]
+    for content in (*odd, slow, *(headed(b"x", size) for size in BELOW)):
+        with pytest.raises(ShardError, match=r"x\.tar: cannot be read: member"):
+            list(samples_of(first + other + plain + content + bytes(1024), "x.tar"))
+    for name in ("/tmp/x.u8", "../x.u8", "a/../../x.u8", "a/..", ".."):
+        info = headed(b"0", b"00000001000", name)
+        with pytest.raises(ShardError, match="outside of the tar"):
+            list(samples_of(first + info + bytes(512 + 1024), "x.tar"))
+    assert len(list(samples_of(first + plain + bytes(1024), "x.tar"))) == 2
+
+
+def png(width: int, height: int) -> bytes:
+    """A complete png header of that size, and nothing behind it but its end."""
+    about = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", about), (b"IDAT", zlib.compress(b"\0" * 64)), (b"IEND", b"")]
+    packed = [
+        struct.pack(">I", len(x)) + name + x + struct.pack(">I", zlib.crc32(name + x))
+        for name, x in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+
+
+def saved(kind: str, **more: Any) -> bytes:
+    raw = io.BytesIO()
+    Image.new("RGB", (8, 8), (9, 99, 199)).save(raw, kind, **more)
+    return raw.getvalue()
+
+
+REFUSED = {
+    "a gigapixel": png(40_000, 40_000),
+    "hundred megapixels": png(10_000, 10_000),
+    "a header that lies": png(4_000, 4_000),
+    "a cut image": saved("PNG")[:-40],
+    "another format": saved("GIF"),
+    "words": b"no image",
+    "nothing": b"",
+}
+MOVING = [Image.new("RGB", (8, 8), (i, i, i)) for i in range(3)]
+READ = {
+    "more behind it": saved("PNG") + b"x" * 999,
+    "another name": saved("JPEG"),
+    "a moving image": saved("WEBP", save_all=True, append_images=MOVING, lossless=True),
+}
+
+
+def of_files(folder: Path, image: bytes) -> None:
+    """The second tar holds that image as its second sample."""
+    label = b'{"label": 1, "index": 1}'
+    replaced(folder, samples(("00000001.png", image), ("00000001.json", label)))
+
+    def change(said: dict[str, Any]) -> None:
+        said["encoding"] = "original"
+        said["clients"][0]["label_counts"] = [5, 2, 3]
+
+    edited(folder, change)
+
+
+@BOTH
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_image_that_is_none_or_too_large_is_told(
+    folder: Path, streaming: bool, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_files(folder, REFUSED[case])
+    monkeypatch.setattr("fedcore.files.LARGEST", 2**20)  # a buffer that is not used
+    tracemalloc.start()
+    try:
+        with pytest.raises(ShardError, match=r"client_00000/00001\.tar, sample '00000001'"):
+            epochs(folder, streaming)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+@BOTH
+@pytest.mark.parametrize("case", READ)
+def test_an_odd_image_is_its_first_picture(folder: Path, streaming: bool, case: str) -> None:
+    of_files(folder, READ[case])
+    batches = [x.images for x in data(folder, streaming=streaming).epoch([0], 0, 0)]
+    means = torch.cat(batches, dim=2)[0, 0].mean((2, 3))
+    wanted = torch.tensor([9.0, 99.0, 199.0]) / 255
+    said = Manifest.load(folder)
+    normal = (wanted - torch.tensor(said.mean)) / torch.tensor(said.std)
+    assert (means - normal).abs().amax(1).min() < 0.05
+
+
+def test_a_tar_that_changes_between_epochs_is_told(folder: Path) -> None:
+    streamed = data(folder, streaming=True)
+    assert len(list(streamed.epoch([0], 0, 0))) == 3
+    content = samples(label=1)  # a good tar, but another one
+    second(folder).write_bytes(content)
+    with pytest.raises(ShardError, match=r"00001\.tar: truncated|00001\.tar: damaged"):
+        list(streamed.epoch([0], 0, 1))
+
+
+@pytest.mark.parametrize("claimed", [10**8, 10**12])
+@BOTH
+def test_claims_take_no_memory(
+    folder: Path, streaming: bool, claimed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not of samples, nor of bytes: both are compared with what is on the disk."""
+
+    def change(said: dict[str, Any]) -> None:
+        said["clients"][0] |= {"samples": claimed + 6, "label_counts": [claimed + 6, 0, 0]}
+        said["clients"][0]["shards"][1] |= {"samples": claimed, "bytes": 4096 * claimed}
+
+    edited(folder, change)
+    monkeypatch.setattr("fedcore.files.LARGEST", 2**20)  # a buffer that is not used
+    tracemalloc.start()
+    try:
+        with pytest.raises(ShardError, match=r"00001\.tar: truncated"):
+            epochs(folder, streaming)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_small_files_are_no_huge_images(folder: Path) -> None:
+    def change(said: dict[str, Any]) -> None:
+        said |= {"encoding": "original", "shape": [3, 9000, 9000]}
+        for shard, count in zip(said["clients"][0]["shards"], (5, 3, 2), strict=True):
+            shard["samples"] = count
+
+    edited(folder, change)
+    with pytest.raises(ShardError, match="5 images of 243,000,000 numbers in a tar"):
+        Manifest.load(folder)
+
+
+def test_clients_without_samples_share_their_blank_image(folder: Path) -> None:
+    """A thousand of 3 MB each would be 3 GB."""
+    empty = {"samples": 0, "label_counts": [0, 0, 0], "shards": []}
+    clients = [{"client": k} | empty for k in range(1000)]
+    edited(folder, lambda s: s.update(clients=clients, shape=[3, 1000, 1000], test=empty))
+    held = data(folder, streaming=False)._reader._held  # type: ignore[attr-defined]
+    assert len({x.images.data_ptr() for x in held.values()}) == 1
+
+
+@pytest.mark.parametrize("text", ["", "x" * 64, "A" * 64, "0" * 63, "0" * 65, "\x1b[2J"])
+def test_a_hash_is_a_hash(folder: Path, text: str) -> None:
+    edited(folder, lambda said: said["test"]["shards"][0].update(sha256=text))
+    with pytest.raises(ShardError, match="sha256"):
+        Manifest.load(folder)
+
+
+def test_a_million_counts_are_a_file_that_is_read_once(folder: Path) -> None:
+    """And a manifest larger than files of words may be is not read at all."""
+
+    def change(said: dict[str, Any]) -> None:
+        said["classes"] = 1_000_000
+        for part in (said["clients"][0], said["test"]):
+            part["label_counts"] += [0] * 999_997
+
+    edited(folder, change)
+    tracemalloc.start()
+    try:
+        assert Manifest.load(folder).classes == 1_000_000
+        assert tracemalloc.get_traced_memory()[0] < 12 * (folder / NAME).stat().st_size
+        assert tracemalloc.get_traced_memory()[1] < LARGEST + 12 * (folder / NAME).stat().st_size
+        with (folder / NAME).open("r+b") as file:
+            file.truncate(300 * 10**6)  # a hole
+        with pytest.raises(ShardError, match=r"manifest\.json.*more than 268,435,456 bytes"):
+            Manifest.load(folder)
+        assert tracemalloc.get_traced_memory()[1] < 2 * LARGEST
+    finally:
+        tracemalloc.stop()
+
+
+def token_tar(folder: Path, *documents: dict[str, bytes]) -> None:
+    """The held-out text is another, of which the manifest has the hash."""
+    members = [
+        (tarfile.TarInfo(f"{i}.{end}"), content)
+        for i, document in enumerate(documents)
+        for end, content in document.items()
+    ]
+    content = tar_of(*members)
+    (folder / "held_out/00000.tar").write_bytes(content)
+    sha256 = hashlib.sha256(content).hexdigest()
+
+    def change(said: dict[str, Any]) -> None:
+        said["held_out"]["shards"][0] |= {"bytes": len(content), "sha256": sha256}
+        said["held_out"]["shards"][0]["samples"] = said["held_out"]["documents"] = 2
+        said["held_out"]["tokens"] = 24
+
+    edited(folder, change)
+
+
+@pytest.mark.parametrize(
+    ("documents", "words"),
+    [
+        ([{"u16": bytes(24)}, {"u16": bytes(22) + b"\1\1"}], "a token 257 of 257"),
+        ([{"u16": bytes(48)}], "24 tokens in 1 documents, want 24 in 2"),
+        ([{"u16": bytes(24)}, {"u16": bytes(20)}], "22 tokens in 2 documents, want 24"),
+        ([{"u16": bytes(24)}, {"u16": bytes(23)}], "cannot be read: buffer size"),
+        ([{"u16": bytes(24)}, {"json": b"{}"}], "cannot be read: u16"),
+    ],
+)
+def test_text_that_is_not_what_the_manifest_says_is_told(
+    tmp_path: Path, documents: list[dict[str, bytes]], words: str
+) -> None:
+    make(tmp_path / "s")
+    token_tar(tmp_path / "s", {"u16": bytes(24)}, {"u16": b"\0\1" + bytes(22)})
+    manifest, more = TokenManifest.load(tmp_path / "s"), {"context": 4, "seed": 0}
+    assert TokenStream(tmp_path / "s", manifest, order="ordered", **more).held_out().max() == 256
+    token_tar(tmp_path / "s", *documents)
+    manifest = TokenManifest.load(tmp_path / "s")
+    with pytest.raises(ShardError, match=words) as caught:
+        TokenStream(tmp_path / "s", manifest, order="ordered", **more)
+    assert caught.value.shard.endswith("held_out/00000.tar")
+
+
+def test_another_rank_s_files_may_be_anything(folder: Path) -> None:
+    """Only a client's own are looked at when it is streamed."""
+    edited(folder, lambda s: s["clients"].append(s["clients"][0] | {"client": 1}))
+    said = json.loads((folder / NAME).read_text())
+    text = json.dumps(said["clients"][1]).replace("client_00000", "client_00001")
+    edited(folder, lambda s: s["clients"].__setitem__(1, json.loads(text)))
+    shutil.copytree(folder / "client_00000", folder / "client_00001")
+    pipe(folder / "client_00001/00001.tar")
+    manifest = Manifest.load(folder)
+    more: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+    more |= {"batch_size": 4, "views": 1, "seed": 0, "augment": False, "streaming": True}
+    assert len(list(ShardedData(folder, manifest, [0], **more).epoch([0], 0, 0))) == 3
+    with pytest.raises(ShardError, match=r"client_00001/00001\.tar: no plain file"):
+        ShardedData(folder, manifest, [1], **more)
