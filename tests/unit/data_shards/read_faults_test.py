@@ -49,11 +49,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "toy"
 
 
-def data(folder: Path, *, streaming: bool) -> ShardedData:
+def data(folder: Path, *, streaming: bool, workers: int = 2) -> ShardedData:
     manifest = Manifest.load(folder)
     more: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
     more |= {"batch_size": 4, "views": 1, "seed": 0, "augment": False, "shuffle_buffer": 4}
-    clients = range(len(manifest.clients))
+    more["workers"], clients = workers, range(len(manifest.clients))
     return ShardedData(folder, manifest, clients, streaming=streaming, **more)
 
 
@@ -318,6 +318,25 @@ def test_a_tar_that_changes_between_epochs_is_told(folder: Path) -> None:
     second(folder).write_bytes(content)
     with pytest.raises(ShardError, match=r"00001\.tar: truncated|00001\.tar: damaged"):
         list(streamed.epoch([0], 0, 1))
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_an_error_in_a_thread_ends_the_lane_and_stops_no_thread(folder: Path, workers: int) -> None:
+    """The first error, as it was raised; all threads are free again, and what is whole is read."""
+    client = json.loads((folder / NAME).read_text())["clients"][0]
+    for number in (1, 2, 3):
+        shutil.copytree(folder / "client_00000", folder / f"client_{number:05d}")
+        own = json.loads(json.dumps(client).replace("client_00000", f"client_{number:05d}"))
+        edited(folder, lambda said, own=own, k=number: said["clients"].append(own | {"client": k}))
+    held = data(folder, streaming=True, workers=workers)
+    flip(folder / "client_00002/00001.tar")
+    for _ in range(5):
+        with pytest.raises(ShardError, match=r"client_00002/00001\.tar: damaged"):
+            list(held.epoch([0, 1, 2, 3], 0, 0))
+    assert len(list(held.epoch([0, 1, 3], 0, 0))) == 3
+    reader: Any = held._reader
+    waiting = [pool.submit(int) for pool in (reader.readers, reader.assemblers)]
+    assert [future.result(timeout=10) for future in waiting] == [0, 0]
 
 
 @pytest.mark.parametrize("claimed", [10**8, 10**12])
