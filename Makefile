@@ -14,7 +14,7 @@ ROOT       := $(filter 0,$(shell id -u))
 DESELECT   := not gpu and not slurm$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check law procs cluster chaos golden golden-update gpu format bench bench-lm bench-scrape bench-checkpoint bench-loader dash clean
+.PHONY: help setup run smoke test check long law procs cluster chaos golden golden-update gpu format bench bench-lm bench-scrape bench-checkpoint bench-loader dash clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -32,17 +32,20 @@ run: $(READY) ## the main job: RANKS=8 processes train CONFIG=default (real digi
 smoke: ## a small federation in half a minute, 2 processes
 	@$(MAKE) --no-print-directory run RANKS=2 CONFIG=smoke
 
-test: $(READY) ## the test suite: all that needs no other servers
+test: $(READY) ## the test suite: all that needs no other servers, and no minutes for one test
 	@test -n "$(PROMETHEUS)" || echo "prometheus and prometheus-alertmanager are not both installed: the tests of alert rules are left out"
 	@test -n "$(ROOT)" || echo "not root: the full-disk test, which mounts a small disk, is left out"
-	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs" $(ARGS)
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "$(DESELECT) and procs and not prometheus" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs and not long" $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "$(DESELECT) and procs and not prometheus and not long" $(ARGS)
 
 check: $(READY) ## the gate before a commit: format, lint, types, floors, unit and law tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs"
+	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs and not long"
+
+long: $(READY) ## tests that take a minute or more each
+	$(BIN)/python -m pytest --numprocesses=2 -m "$(DESELECT) and long" $(ARGS)
 
 law: $(READY) ## closed forms, lanes, partitions, resume
 	$(BIN)/python -m pytest tests/law

@@ -10,8 +10,10 @@ its previews (MPO), whose first is taken.
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,6 +85,7 @@ def _opened(data: bytes | Path, name: str) -> Iterator[Image]:
     from PIL import UnidentifiedImageError
     from PIL.Image import open as image_of
 
+    _quiet()
     try:
         with image_of(io.BytesIO(data) if isinstance(data, bytes) else data, "r", FORMATS) as image:
             if image.width * image.height > MOST_PIXELS:
@@ -100,6 +103,14 @@ def _opened(data: bytes | Path, name: str) -> Iterator[Image]:
     except Exception as error:  # of a damaged image, decoders raise nearly anything
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ShardError(name, f"cannot be decoded: {reason[:200]}", WAY_OUT) from None
+
+
+@cache
+def _quiet() -> None:
+    """Nothing on stderr about large images: they are refused here, below the library's limit."""
+    from PIL.Image import DecompressionBombWarning
+
+    warnings.simplefilter("ignore", DecompressionBombWarning)
 
 
 def _eight_bits(image: Image) -> Image:

@@ -21,6 +21,7 @@ MOST_PIXELS = 2**28  # numbers of an image; one blank image is made of a client 
 MOST_DECODED = 2**30  # bytes of a tar's images (ours have SHARD_BYTES), unless it has one only
 LEAST_BYTES = 2048  # of a sample in a tar: an image and a json, each with its header
 Count = Annotated[int, Field(ge=0, lt=2**53)]
+SourceName = Annotated[str, Field(pattern=r"^[\w.+ -]{1,80}$")]  # it is printed
 Side = Annotated[int, Field(ge=1, le=2**16)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Spread = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -103,7 +104,7 @@ class Manifest(Stored):
     """Everything about a folder of shards."""
 
     format_version: Literal[1, 2] = 2
-    source: str
+    source: SourceName
     kind: Literal["digits", "natural"]
     encoding: Literal["raw", "original"] = "raw"
     classes: int = Field(ge=2)

@@ -28,6 +28,8 @@ from fedcore.files import parse_json
 WAY_OUT = "uncompressed tars as webdataset writes them"
 LAYOUT = "train*.tar and test*.tar, or train/*.tar and test/*.tar"
 NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")  # key, then ending: from the first dot on
+MOST_EXTENDED = 4096  # bytes of an extended header: a name, a time
+EXTENDED = (b"x", b"g", b"X", b"L", b"K")  # headers that say more of the next member
 MOST_WORDS = 2**20  # bytes of a .cls or .json
 
 
@@ -120,8 +122,10 @@ def _entries(path: Path) -> Iterator[Entry]:
 
 def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
     """Every file in the tar that belongs to a sample, in order."""
+    _guard(file, 0)
     with tarfile.open(fileobj=file, mode="r:") as tar:
         while (info := tar.next()) is not None:
+            _guard(file, tar.offset)
             tar.members.clear()  # type: ignore[attr-defined]  # else it keeps a million
             shown = f"{path}: {info.name}"
             if info.name.startswith("/") or ".." in info.name.split("/"):
@@ -136,6 +140,30 @@ def _members(path: Path, file: BinaryIO) -> Iterator[Member]:
     file.seek(end)
     if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
         raise ShardError(str(path), f"is damaged or cut off at byte {end:,}", WAY_OUT)
+
+
+def _guard(file: BinaryIO, at: int) -> None:
+    """Before `tarfile` reads the next header, where a hostile one would hold it for ever.
+
+    It follows sizes below zero back, and takes minutes for an extended header of digits.
+    """
+    while any(header := _bytes_there(file, at, tarfile.BLOCKSIZE)):
+        try:
+            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
+            break  # tarfile says so, or it is the end that is looked at
+        extended = info.type in EXTENDED
+        if info.size < 0 or (extended and info.size > MOST_EXTENDED):
+            raise ValueError(f"a header at byte {at:,} claims {info.size:,} bytes")
+        if not extended:
+            break
+        at += tarfile.BLOCKSIZE + -(-info.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    file.seek(0)
+
+
+def _bytes_there(file: BinaryIO, at: int, size: int) -> bytes:
+    file.seek(at)
+    return file.read(size)
 
 
 def _bytes_at(file: BinaryIO, name: str, offset: int, size: int) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from data_shards.folder import Folder, words_of
-from data_shards.manifest import NAME, Manifest, Record, Shard, Stored
+from data_shards.manifest import NAME, Manifest, Record, Shard, SourceName, Stored
 from fedcore.files import parse_json
 
 DTYPES = {"uint16": "u16", "uint32": "u32"}  # of tokens -> extension in a tar; little-endian
@@ -49,7 +49,7 @@ class TokenManifest(Stored):
 
     format_version: Literal[1] = 1
     kind: Literal["tokens"] = "tokens"
-    source: str
+    source: SourceName
     skipped: dict[str, int]  # files of the corpus that are no text: reason -> how many
     vocabulary: Vocabulary
     dtype: Literal["uint16", "uint32"]

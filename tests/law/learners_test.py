@@ -194,6 +194,7 @@ def test_a_bound_and_a_guard_exclude_each_other() -> None:
     assert found.rule.form == Bounded(40.0)
 
 
+@pytest.mark.long
 def test_guards_hold_under_stress() -> None:
     """1e5 sgd steps through annealing in float32, clipped as usual; losses from 1e-12 to 1e12 and
     exact zeros. 64 clients, each with its own pair of losses that changes every 5,000 steps."""

@@ -321,3 +321,27 @@ def test_files_become_shards_and_come_back(tmp_path: Path, name: str) -> None:
         stored = {member.name: tar.extractfile(member).read() for member in tar}
     assert [stored[f"{i:08d}.u8"] for i in range(8)] == [x.tobytes() for x in everything(test)]
     assert manifest.test.label_counts == tuple(np.bincount(test.labels))
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+@pytest.mark.parametrize("size", [-1024, 300_000])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_header_that_would_hold_the_reader_for_ever_is_told(
+    tmp_path: Path, kind: bytes, size: int, first: bool
+) -> None:
+    """A size below zero leads back, and an extended header of digits takes a day to parse."""
+    if kind == tarfile.REGTYPE and size > 0:
+        return
+    hostile = tarfile.TarInfo("a.cls")
+    hostile.type, hostile.size = kind, max(0, size)
+    header = bytearray(hostile.tobuf(tarfile.USTAR_FORMAT))
+    if size < 0:
+        header[124:136] = size.to_bytes(12, "big", signed=True)  # base 256, as GNU has it
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+    good = tarfile.TarInfo("b.cls").tobuf(tarfile.USTAR_FORMAT)
+    tar = (b"" if first else good) + bytes(header) + b"1" * max(0, size) + bytes(10_240)
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.tar").write_bytes(tar)
+    with pytest.raises(ShardError, match=r"claims|cut off|damaged"):
+        SOURCES.get("webdataset").load(tmp_path, Split.TRAIN, size=8)

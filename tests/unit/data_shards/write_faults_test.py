@@ -137,7 +137,7 @@ def test_the_first_error_ends_the_others(tmp_path: Path, monkeypatch: pytest.Mon
     clients = [np.array([k % 40]) for k in range(10_000)]
     with pytest.raises(StorageError, match=r"cannot write .*toy: No space left for client_0000"):
         grey(tmp_path / "toy", arrays(), clients)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # those of earlier tests may have ended
     assert len(tried) < 100
     assert not list(tmp_path.iterdir())
 
