@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from data_shards.folder import Folder
-from data_shards.manifest import Manifest, Part, Shard
+from data_shards.manifest import ClientPart, Manifest, Part, Shard
 from data_shards.text.manifest import TokenManifest, TokenPart
 from fedcore.objective.weighting import label_entropy
 from fedcore.telemetry.history import Array
@@ -93,10 +93,17 @@ def _of_images(manifest: Manifest) -> Columns:
     forms = [_whole, "{:.1f}".format] if wide else [_or_dot] * manifest.classes
     of_labels = _spread if wide else np.atleast_2d
     counts = of_labels(label_counts(manifest))
-    sizes = np.array([_size(part) for part in manifest.clients]).reshape(-1, 2)
-    rest = [*_size(manifest.test), *of_labels(np.array([manifest.test.label_counts], float))[0]]
+    named = ["samples", *(["validation"] if _aside(manifest) else []), "kB"]
+    sizes = np.array([_size(part, named) for part in manifest.clients]).reshape(-1, len(named))
+    test = of_labels(np.array([manifest.test.label_counts], float))[0]
     numbers = np.concatenate([sizes, counts], axis=1)
-    return Columns(["samples", "kB", *titles], [_whole, _whole, *forms], numbers, rest)
+    forms = [*[_whole] * len(named), *forms]
+    return Columns([*named, *titles], forms, numbers, [*_size(manifest.test, named), *test])
+
+
+def _aside(manifest: Manifest) -> bool:
+    """Whether samples were set aside for validation."""
+    return any(part.validation for part in manifest.clients)
 
 
 def _spread(counts: Array) -> Array:
@@ -105,8 +112,16 @@ def _spread(counts: Array) -> Array:
     return np.stack([held, np.where(held, effective_classes(counts), 0.0)], axis=1)
 
 
-def _size(part: Part) -> tuple[float, float]:
-    return part.samples, _kilobytes(part.shards)
+def _size(part: Part, named: Sequence[str]) -> list[float]:
+    """Samples, those set aside for validation, and kB of both: as many as are named."""
+    aside = part.validation if isinstance(part, ClientPart) else None
+    shards = (*part.shards, *(aside.shards if aside else ()))
+    found = {
+        "samples": part.samples,
+        "validation": aside.samples if aside else 0,
+        "kB": _kilobytes(shards),
+    }
+    return [found[name] for name in named]
 
 
 def _on_images(manifest: Manifest) -> list[str]:

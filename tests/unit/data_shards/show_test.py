@@ -187,3 +187,15 @@ def test_many_classes_are_summed_up(tmp_path: Path) -> None:
     assert found["0"][0] == "50"
     assert found["0"][2:] == ["5", "5.0"]
     assert found["1"][2:] == ["20", "20.0"]
+
+
+def test_samples_set_aside_have_a_column(tmp_path: Path) -> None:
+    parts = [Dealt(np.arange(0, 8), np.arange(8, 11)), Dealt(np.arange(11, 13), None)]
+    write(tmp_path / "toy", "toy", SOURCE, ARRAYS, ARRAYS, parts, {})
+    call = CliRunner().invoke(app, ["shards", "show", str(tmp_path / "toy")])
+    found = [line.split() for line in call.output.splitlines()]
+    assert ["client", "samples", "validation", "kB", "0", "1", "2"] in found
+    assert [row[:3] for row in found if row[:1] in (["0"], ["1"])] == [
+        ["0", "8", "3"],
+        ["1", "2", "0"],
+    ]
