@@ -20,11 +20,17 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from data_shards import rawtar, tars
+from data_shards import rawtar, tar_writer
 from data_shards.manifest import ClientPart, Manifest, Part, Shard
 from data_shards.samples import Samples
 from data_shards.sources import Source, checked
-from data_shards.tars import complete_or_absent, filled, write_manifest, write_shard, write_tar
+from data_shards.tar_writer import (
+    complete_or_absent,
+    filled,
+    write_manifest,
+    write_shard,
+    write_tar,
+)
 
 T = TypeVar("T")
 Tick = Callable[[str], None]
@@ -140,7 +146,7 @@ def _submit(
     folder.mkdir()
     if original or not rawtar.fits(rows):
         return [pool.submit(_write_files, folder, samples, rows, original)]
-    each = max(1, tars.SHARD_BYTES // rawtar.stride(math.prod(samples.shape)))
+    each = max(1, tar_writer.SHARD_BYTES // rawtar.stride(math.prod(samples.shape)))
     return [
         pool.submit(_write_raw, folder, number, samples, rows[start : start + each])
         for number, start in enumerate(range(0, len(rows), each))
@@ -177,7 +183,7 @@ def channel_statistics(samples: Samples) -> tuple[tuple[float, ...], tuple[float
     """Mean and standard deviation of each channel of all images, in 0...1; sums are exact."""
     channels, height, width = samples.shape
     sums, squares = np.zeros(channels, dtype=object), np.zeros(channels, dtype=object)
-    each = max(1, tars.SHARD_BYTES // (8 * math.prod(samples.shape)))
+    each = max(1, tar_writer.SHARD_BYTES // (8 * math.prod(samples.shape)))
     for start in range(0, len(samples.labels), each):
         rows = np.arange(start, min(start + each, len(samples.labels)), dtype=np.int64)
         images = samples.pixels(rows)

@@ -54,7 +54,7 @@ DOORS = {
         "launcher.world",
         "launcher.doctor.group",
     },
-    "webdataset": {"data_shards.tars", "data_shards.stream"},
+    "webdataset": {"data_shards.tars", "data_shards.tar_writer", "data_shards.stream"},
     "fsspec": {"data_shards.transport"},
     "gcsfs": {"data_shards.transport"},
     "prometheus_client": {"fedcore.telemetry.exporter_main"},

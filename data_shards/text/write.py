@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from data_shards.tars import complete_or_absent, described, filled, write_manifest, write_tar
+from data_shards.tar_writer import complete_or_absent, described, filled, write_manifest, write_tar
 from data_shards.text.corpus import Corpus, Document
 from data_shards.text.deal import deal, held_out
 from data_shards.text.manifest import (

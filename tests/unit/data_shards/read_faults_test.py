@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
     arrays = Arrays(pixels, np.arange(10, dtype=np.int64) % 3)
     source = Source(lambda root, split: arrays, kind="digits", about="")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_shards.tars.SHARD_BYTES", 4 * 2048)
+        patch.setattr("data_shards.tar_writer.SHARD_BYTES", 4 * 2048)
         write(tmp_path / "toy", "toy", source, arrays, arrays, [Dealt(np.arange(10))], {})
     return tmp_path / "toy"
 

@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = np.split(np.random.default_rng(2).permutation(sum(SIZES)), np.cumsum(SIZES)[:-1])
     dealt = [Dealt(np.sort(part)) for part in rows]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_shards.tars.SHARD_BYTES", 4 * 2048)
+        patch.setattr("data_shards.tar_writer.SHARD_BYTES", 4 * 2048)
         write(place, "toy", SOURCE, arrays(), arrays(), dealt, {"name": "by hand"})
     return place
 

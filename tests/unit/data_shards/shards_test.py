@@ -80,7 +80,9 @@ def test_the_same_input_gives_the_same_bytes(folder: Path, tmp_path: Path) -> No
 def test_large_parts_are_cut_into_several_tars(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_shards.tars.SHARD_BYTES", 4 * 2048)  # four samples with their headers
+    monkeypatch.setattr(
+        "data_shards.tar_writer.SHARD_BYTES", 4 * 2048
+    )  # four samples with their headers
     manifest = write(tmp_path / "s", "toy", SOURCE, arrays(), arrays(7), DEALT, {})
     assert [s.samples for s in manifest.clients[0].shards] == [4, 4, 3]
     assert read_part(tmp_path / "s", manifest, manifest.clients[0]).labels.tolist() == [
@@ -206,7 +208,7 @@ def test_a_full_disk_leaves_nothing_half_made(tmp_path: Path, monkeypatch) -> No
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("data_shards.tars.os.fsync", full)
+    monkeypatch.setattr("data_shards.tar_writer.os.fsync", full)
     with pytest.raises(StorageError, match="No space left"):
         write(tmp_path / "s", "toy", SOURCE, arrays(), arrays(7), DEALT, {})
     assert not list(tmp_path.iterdir())

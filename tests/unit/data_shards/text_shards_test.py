@@ -79,7 +79,7 @@ def test_the_same_text_gives_the_same_bytes(tmp_path: Path, kind: str) -> None:
 
 
 def test_large_parts_are_cut_into_several_tars(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("data_shards.tars.SHARD_BYTES", 700)
+    monkeypatch.setattr("data_shards.tar_writer.SHARD_BYTES", 700)
     manifest = make(tmp_path / "s")
     assert len(manifest.clients[0].shards) > 5
     found = texts(tmp_path / "s", manifest)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_shards.tars import described, write_tar
+from data_shards.tar_writer import described, write_tar
 from data_shards.text.manifest import TokenClient, TokenManifest, TokenPart, Vocabulary
 from data_shards.text.read import TokenStream, get_batch
 from data_shards.text.tokenizers import FILE, ByteTokenizer

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parts = np.split(np.random.default_rng(2).permutation(sum(SIZES)), np.cumsum(SIZES)[:-1])
     dealt = [Dealt(*pair) for pair in with_validation(parts, 0.3, 0)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_shards.tars.SHARD_BYTES", 4 * 2048)
+        patch.setattr("data_shards.tar_writer.SHARD_BYTES", 4 * 2048)
         write(place, "toy", SOURCE, arrays(), arrays(), dealt, {"name": "by hand"})
     return place
 

@@ -113,7 +113,7 @@ def test_a_tar_of_small_files_is_small_when_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A blank image of a kilobyte may be a megabyte of pixels."""
-    monkeypatch.setattr("data_shards.tars.SHARD_BYTES", 2000)
+    monkeypatch.setattr("data_shards.tar_writer.SHARD_BYTES", 2000)
     files = Files(file_of, FILES.names, FILES.labels, (3, 16, 16))
     source = Source(lambda root, split: files, "natural", "", mean=(0.5,) * 3, std=(0.5,) * 3)
     found = write(

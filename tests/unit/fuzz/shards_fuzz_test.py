@@ -59,7 +59,7 @@ def images(folder: Path, original: bool) -> Path:
     samples = FILES if original else ARRAYS
     source = Source(lambda root, split: samples, kind="natural", about="")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_shards.tars.SHARD_BYTES", 4 * 2048)  # several tars
+        patch.setattr("data_shards.tar_writer.SHARD_BYTES", 4 * 2048)  # several tars
         write(folder, "toy", source, samples, ARRAYS, DEALT, {"name": "x"}, original=original)
     return folder
 
