@@ -83,6 +83,7 @@ def encoded(path: Path) -> bytes:
 def _opened(data: bytes | Path, name: str) -> Iterator[Image]:
     """An image that is small enough; whatever its decoder raises becomes a `ShardError`."""
     from PIL import UnidentifiedImageError
+    from PIL.Image import DecompressionBombError
     from PIL.Image import open as image_of
 
     _quiet()
@@ -98,6 +99,9 @@ def _opened(data: bytes | Path, name: str) -> Iterator[Image]:
         raise
     except FileNotFoundError:
         raise ShardError(name, "no such file", WAY_OUT) from None
+    except DecompressionBombError:  # twice what the library warns of
+        problem = f"more than {MOST_PIXELS:,} pixels"
+        raise ShardError(name, problem, "a smaller image") from None
     except UnidentifiedImageError:  # its text is an address in memory
         raise ShardError(name, f"is none of {', '.join(FORMATS)}", WAY_OUT) from None
     except Exception as error:  # of a damaged image, decoders raise nearly anything

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import logging
 import random
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import BinaryIO
 from data_shards import transport
 from fedcore.errors import FedError, ShardError, StorageError
 
+log = logging.getLogger(__name__)
 PIECE = 2**20  # bytes that are held in memory at a time
 ANOTHER = "copying the whole folder there anew: this file is not the one that was written"
 
@@ -133,5 +135,6 @@ class Download:
             came = f"{self.received:,}{of} bytes came in {tries}"
             way_out = "again when the server answers"
             raise ShardError(self.url, f"{problem}; {came}", way_out) from None
+        log.warning("%s: %s; trying again", self.url, problem)
         if status == 416:  # no such part: another file than the one that was begun
             self._restart()

@@ -122,10 +122,24 @@ class Manifest(Stored):
             raise ValueError("clients are not numbered 0, 1, 2, ... in order")
         if any(len(part.label_counts) != self.classes for part in self.parts):
             raise ValueError(f"label_counts are not all of {self.classes} classes")
+        self._are_their_own()
+        if self.partition.get("clients", len(self.clients)) != len(self.clients):
+            raise ValueError(
+                f"{len(self.clients)} clients, dealt out to {self.partition['clients']}"
+            )
         if not len(self.mean) == len(self.std) == self.shape[0]:
             raise ValueError(f"mean and std are not of {self.shape[0]} channels")
         self._has_room()
         return self
+
+    def _are_their_own(self) -> None:
+        """A tar belongs to the part in whose folder it lies: nobody trains on another's."""
+        named = {f"client_{part.client:05d}": part for part in self.clients} | {"test": self.test}
+        aside = {f"validation_{p.client:05d}": p.validation for p in self.clients if p.validation}
+        for folder, part in (named | aside).items():
+            for number, shard in enumerate(part.shards):
+                if shard.file != f"{folder}/{number:05d}.tar":
+                    raise ValueError(f"{shard.file} among the tars of {folder}")
 
     def _has_room(self) -> None:
         """Memory is taken for as many samples as are claimed: they must be in the tars."""

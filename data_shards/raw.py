@@ -40,7 +40,9 @@ def reading(path: Folder | str, way_out: str) -> Iterator[None]:
     except FileNotFoundError:
         raise ShardError(str(path), "no such file", way_out) from None
     except Exception as error:  # of a damaged file, parsers raise nearly anything
-        reason = " ".join(str(error).split()).strip("'\"") or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if len(reason) > 1 and reason[0] == reason[-1] in "'\"":  # of a KeyError
+            reason = reason[1:-1]
         raise ShardError(str(path), f"cannot be read: {reason}", way_out) from None
 
 

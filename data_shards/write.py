@@ -8,9 +8,11 @@ time: memory is that of a few tars, whatever the dataset has.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -66,6 +68,8 @@ def write(
     """
     classes = checked(name, source, train, test)
     with complete_or_absent(folder) as work:
+        if not original:
+            _has_room(work, len(train.labels) + len(test.labels), train.shape)
         parts = _written(work, _parts(dealt, train, test), classes, original, tick)
         mean, std = source.mean, source.std
         if mean is None or std is None:
@@ -84,6 +88,15 @@ def write(
         )
         write_manifest(work, manifest)
     return manifest
+
+
+def _has_room(work: Path, samples: int, shape: tuple[int, int, int]) -> None:
+    """Told before the first of many gigabytes is written."""
+    wanted, free = samples * rawtar.stride(math.prod(shape)), shutil.disk_usage(work).free
+    if wanted > free:
+        free_of = f"{free / 1e6:,.0f} MB are free of {wanted / 1e6:,.0f} MB that shards take"
+        reason = f"No space left on device: {free_of}"
+        raise OSError(errno.ENOSPC, reason)
 
 
 def _parts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from fedcore.config_section import (
     Count,
@@ -93,11 +93,19 @@ class DataConfig(Section):
     workers: Annotated[int, Field(ge=1, le=256)] = 2
     """Threads of a rank that read shards ahead of training."""
 
-    @model_validator(mode="after")
-    def _is_used(self) -> DataConfig:
-        """A key that would do nothing, or undo another, is a mistake."""
-        if self.min_samples and self.partition not in ("dirichlet", "quantity"):
-            raise ValueError("min_samples is of partition: dirichlet or quantity")
-        if self.skew != "none" and self.encoding == "original":
-            raise ValueError("encoding: original keeps the files, which skew would change: use raw")
-        return self
+    @field_validator("min_samples")
+    @classmethod
+    def _is_used(cls, value: int, info: ValidationInfo) -> int:
+        """A key that would do nothing is a mistake."""
+        partition = info.data.get("partition")
+        if value and partition not in ("dirichlet", "quantity", None):
+            raise ValueError(f"0 with partition: {partition}; it is of dirichlet and quantity")
+        return value
+
+    @field_validator("encoding")
+    @classmethod
+    def _is_kept(cls, value: str, info: ValidationInfo) -> str:
+        skew = info.data.get("skew", "none")
+        if value == "original" and skew != "none":
+            raise ValueError(f"raw: the files would be kept, and skew: {skew} changes images")
+        return value

@@ -238,6 +238,7 @@ def warnings(config: RunConfig, manifest: Manifest, ranks: int) -> list[str]:
         words.append(f"clients without samples, left out: {_few(empty)}")
     if single:
         words.append(f"clients with one class only: {_few(single)}")
+    words += _classes_missing(manifest)
     rule = resolve(config.algorithm).rule
     if rule.anneal != Constant() and not rule.slots:
         words.append("algorithm.rule.anneal has no effect: algorithm.rule.slots is empty")
@@ -246,6 +247,16 @@ def warnings(config: RunConfig, manifest: Manifest, ranks: int) -> list[str]:
     if ranks > lanes:
         of = f"lanes of {config.clients.width} clients" if config.clients.width > 1 else "clients"
         words.append(f"{ranks} ranks for {lanes} {of} with samples: {ranks - lanes} idle")
+    return words
+
+
+def _classes_missing(manifest: Manifest) -> list[str]:
+    """Classes that nobody trains on, or that are not tested."""
+    trained = [sum(n) for n in zip(*(c.label_counts for c in manifest.clients), strict=True)]
+    words = []
+    for what, held in (("training", trained), ("test", manifest.test.label_counts)):
+        if missing := [label for label, n in enumerate(held) if not n]:
+            words.append(f"classes without {what} samples: {_few(missing)}")
     return words
 
 

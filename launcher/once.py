@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from data_shards.manifest import NAME, Stored
 from data_shards.tars import problems
@@ -30,6 +31,7 @@ def once(
     if is_good(folder, kind, settings, repair):  # before the lock: a shared store may be read-only
         return folder
     with _alone(folder):
+        _clear_others(folder)
         if not is_good(folder, kind, settings, repair):  # another process may have made it
             write()
     return folder
@@ -48,6 +50,14 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _clear_others(folder: Path) -> None:
+    """Remove what killed writers of other folders left in the store: nobody holds their lock."""
+    for part in folder.parent.glob(".*.part"):
+        lock = FileLock(part.with_suffix(".lock"), timeout=0)
+        with suppress(Timeout, OSError), lock:
+            shutil.rmtree(part)
 
 
 def is_good(folder: Path, kind: type[Stored], settings: dict[str, Any], repair: bool) -> bool:

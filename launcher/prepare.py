@@ -10,12 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import Progress
+
+from data_shards.content import content_of, listed, remembered
 from data_shards.folder import Folder, Remote, folder_of, holds
 from data_shards.manifest import NAME, Manifest
 from data_shards.partition import partition, with_validation
 from data_shards.skew import skewed_by_client, skewed_shape, skewed_test
-from data_shards.sources import SOURCES, Source, Split, loaded
-from data_shards.tars import sha256_of
+from data_shards.sources import SOURCES, Source, Split, checked, loaded
 from data_shards.write import Dealt, Tick, write
 from fedcore.config import RunConfig
 from fedcore.config_data import DataConfig
@@ -23,6 +26,7 @@ from fedcore.errors import ConfigError, ShardError
 from launcher.elsewhere import given, local_store, stored, verified
 from launcher.once import once
 
+LONG = 2**30  # bytes of raw files: hashing more is shown
 IN_NAME = ("name", "clients", "seed", "alpha", "labels_per_client", "content")
 
 
@@ -30,7 +34,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
     """What the shards depend on, besides the source: the manifest stores it."""
     data, chosen = config.data, dealing(config)
     if data.root is not None and not SOURCES.get(data.source).bundled:
-        chosen["content"] = content(data.root)
+        chosen["content"] = content(data.root, data.cache)
     return chosen
 
 
@@ -69,18 +73,24 @@ def _taken(source: Source, data: DataConfig) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=8)
-def content(root: Path) -> str:
-    """SHA-256 of a raw file, or of the names and sizes below a raw folder.
+def content(root: Path, cache: Path) -> str:
+    """SHA-256 of a raw file, or of the names and bytes of all files below a raw folder.
 
     The data count by what they are and not by where they lie: a file may move, and a changed one
-    under its old name is another dataset. Raises `ShardError` if there is nothing at `root`.
+    under its old name is another dataset. What was hashed is remembered in the cache while no file
+    changes. Raises `ShardError` if there is nothing at `root`.
     """
-    if root.is_file():
-        return sha256_of(root)
-    if not root.is_dir():
-        raise ShardError(str(root), "no such file or folder", "another data.root")
-    files = sorted((str(f.relative_to(root)), f.stat().st_size) for f in root.rglob("*"))
-    return hashlib.sha256(repr(files).encode()).hexdigest()
+    files = listed(root)
+    pairs = [(entry.name, entry.path) for entry in files]
+
+    def hashed() -> str:
+        if sum(entry.size for entry in files) < LONG:
+            return content_of(pairs)
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(f"hashing {root}", total=len(files))
+            return content_of(pairs, lambda: bar.advance(task))
+
+    return remembered(root, files, cache, hashed)
 
 
 def store_dir(config: RunConfig) -> Folder:
@@ -88,6 +98,7 @@ def store_dir(config: RunConfig) -> Folder:
     SOURCES.get(config.data.source)  # it names a folder: only one that is known
     if config.data.shards is not None:
         return folder_of(config.data.shards, config.data.cache)
+    _apart(config.data)
     chosen = settings(config)
     detail = chosen.get("alpha", chosen.get("labels_per_client", ""))
     root = f"-{chosen['content'][:8]}" if "content" in chosen else ""
@@ -98,6 +109,16 @@ def store_dir(config: RunConfig) -> Folder:
         f"-{chosen['clients']}clients-s{chosen['seed']}" + (f"-{digest[:8]}" if rest else "")
     )
     return folder_of(config.data.store, config.data.cache) / name
+
+
+def _apart(data: DataConfig) -> None:
+    """`ConfigError` for a store among the raw files: each folder of shards would change them."""
+    root, store = data.root, data.store
+    if root is None or isinstance(store, str) or SOURCES.get(data.source).bundled:
+        return
+    if root.is_dir() and store.resolve().is_relative_to(root.resolve()):
+        want = f"a folder outside of the raw files in {root}"
+        raise ConfigError("data.store", str(store), want, "--set data.store=/another/folder")
 
 
 def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Folder:
@@ -136,6 +157,10 @@ def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
     data, source = config.data, SOURCES.get(config.data.source)
     train, test = loaded(source, data, Split.TRAIN), loaded(source, data, Split.TEST)
     count, seed = config.clients.count, config.partition_seed
+    checked(data.source, source, train, test)
+    if data.encoding == "original" and train.file(0) is None:
+        want = f"a source whose images are files, which those of {data.source} are not"
+        raise ConfigError("data.encoding", "original", want, "data.encoding=raw")
     parts = partition(train.labels, data, count, seed, train.users)
     if data.skew != "none":  # its colours are others than the source's
         source = replace(source, mean=None, std=None)

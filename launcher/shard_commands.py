@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,6 +65,8 @@ def make(
     chosen = _chosen(config, text, overrides or [])
     if download:
         _download(chosen)
+    # a scheduler that ends this leaves nothing half-made either
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     typer.echo(_make_tokens(chosen) if chosen.lm else _make_images(chosen))
 
 
@@ -113,17 +116,21 @@ def _folder(place: str, overrides: list[str] | None) -> Folder:
         return folder_of(place, cli.load_config("default", overrides or []).data.cache)
     if Path(place).is_dir():
         return Path(place)
+    if "/" in place and ":" not in place and not place.endswith((".yaml", ".yml")):
+        raise ShardError(place, "no such folder", "a folder of shards, or a configuration")
     config = cli.load_config(place, overrides or [])
+    if config.data.shards is not None:  # it must be what the configuration says
+        return prepare_text.make(config) if config.lm else prepare.make(config)
     return prepare_text.store_dir(config) if config.lm else prepare.store_dir(config)
 
 
 @shards.command()
 @plain
 def verify(place: Place = "default", overrides: Overrides = None) -> None:
-    """Hash every shard again and name each that is missing or damaged (exit code 3)."""
+    """Hash and read every shard again, and name each that a run would refuse (exit code 3)."""
     from data_shards.manifest import WAY_OUT
-    from data_shards.tars import problems
     from data_shards.text.manifest import load_any
+    from data_shards.verify import problems
 
     folder = _folder(place, overrides)
     manifest = load_any(folder)
@@ -165,7 +172,8 @@ def show(
     folder = _folder(place, overrides)
     manifest = load_any(folder)
     width = None if sys.stdout.isatty() else PIPE_WIDTH
-    Console(width=width).print(table(folder, manifest, clients))
+    typer.echo(f"{folder}: {manifest.source}")
+    Console(width=width).print(table(manifest, clients))
     for line in remarks(manifest, clients):
         typer.echo(line)
     if png is not None:

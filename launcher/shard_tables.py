@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from rich.box import SIMPLE
-from rich.markup import escape
 from rich.table import Table
 
-from data_shards.folder import Folder
 from data_shards.manifest import ClientPart, Manifest, Part, Shard
 from data_shards.text.manifest import TokenManifest, TokenPart
 from fedcore.objective.weighting import label_entropy
@@ -36,13 +34,12 @@ class Columns:
         return [form(value) for form, value in zip(self.forms, values, strict=True)]
 
 
-def table(folder: Folder, manifest: Manifest | TokenManifest, most: int = 0) -> Table:
+def table(manifest: Manifest | TokenManifest, most: int = 0) -> Table:
     """A row for each of the first `most` clients (0 = all), what all span, and what is held out."""
     columns = _of_tokens(manifest) if manifest.kind == "tokens" else _of_images(manifest)
     many = len(manifest.clients)
     shown = min(most or many, many)
-    title = escape(f"{folder}: {manifest.source}")
-    found = Table("client", *columns.titles, title=title, box=SIMPLE, padding=0, pad_edge=False)
+    found = Table("client", *columns.titles, box=SIMPLE, padding=0, pad_edge=False)
     for column in found.columns[1:]:
         column.justify = "right"
     for client, values in enumerate(columns.numbers[:shown]):

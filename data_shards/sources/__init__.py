@@ -78,6 +78,9 @@ def checked(name: str, source: Source, train: Samples, test: Samples) -> int:
     if train.shape != test.shape:
         problem = f"images {list(train.shape)}, but test {list(test.shape)}"
         raise ShardError(name, problem, "training and test images of one shape")
+    if not np.isin(test.labels, train.labels).any():
+        problem = f"test labels {_few(test.labels)}, and none of them in training"
+        raise ShardError(name, problem, "test samples of classes that are trained")
     low = int(min(train.labels.min(), test.labels.min()))
     high = int(max(train.labels.max(), test.labels.max()))
     classes = source.classes or high + 1
@@ -85,6 +88,11 @@ def checked(name: str, source: Source, train: Samples, test: Samples) -> int:
         problem = f"labels {low}...{high} for {classes} classes"
         raise ShardError(name, problem, "labels 0...C-1 of at least two classes")
     return classes
+
+
+def _few(labels: NDArray[np.int64]) -> str:
+    found = np.unique(labels).tolist()
+    return ", ".join(map(str, found[:10])) + ("..." if len(found) > 10 else "")
 
 
 def loaded(source: Source, data: DataConfig, split: Split) -> Samples:

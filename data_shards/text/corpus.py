@@ -6,7 +6,6 @@ The order is that of the corpus (sorted by name; JSON lines as they stand, or by
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_shards.content import content_of
 from data_shards.text.stdlib import stdlib
 from fedcore.errors import ShardError
 from fedcore.files import parse_json
@@ -104,11 +104,10 @@ def _refuse(error: OSError) -> None:
 
 def content(text: Path) -> str:
     """SHA-256 of a file, or of the names and bytes of all files that are read below a folder."""
-    found = hashlib.sha256()
-    for file in sorted(files(text)) if text.is_dir() else [text]:
-        found.update(f"{_name(file, text)}\0".encode(errors="surrogateescape"))
-        found.update(hashlib.sha256(_bytes(file)).digest())
-    return found.hexdigest()
+    if not text.exists():
+        raise ShardError(str(text), "no such file or folder", f"another {KEY}")
+    found = sorted(files(text)) if text.is_dir() else [text]
+    return content_of([(_name(file, text), file) for file in found])
 
 
 def _name(file: Path, root: Path) -> str:

@@ -58,7 +58,9 @@ def test_empty_clients_are_allowed_and_named(name: str) -> None:
     assert empty
     held = [np.bincount(labels[part], minlength=3).tolist() for part in parts]
     clients = [Held(k, sum(counts), counts) for k, counts in enumerate(held)]
-    words = warnings(RunConfig(), SimpleNamespace(clients=clients), ranks=1)
+    manifest = SimpleNamespace(clients=clients, test=SimpleNamespace(label_counts=(1, 0, 1)))
+    words = warnings(RunConfig(), manifest, ranks=1)
+    assert "classes without test samples: 1" in words
     assert f"clients without samples, left out: {', '.join(map(str, empty[:10]))}" in words[0]
 
 

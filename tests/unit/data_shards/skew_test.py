@@ -177,5 +177,5 @@ def test_noise_stays_within_uint8() -> None:
 
 
 def test_original_files_cannot_be_skewed() -> None:
-    with pytest.raises(ValueError, match="encoding: original keeps the files"):
+    with pytest.raises(ValueError, match="raw: the files would be kept"):
         DataConfig(skew="noise", encoding="original")

@@ -150,7 +150,7 @@ def test_any_changed_byte_is_harmless_or_told(store: Path, kind: str, count: int
         if file.name != NAME and draws.random() < 0.3:
             assert [x.shard for x in problems(folder, load_any(folder))] == [str(file)]
         elif file.name == NAME and (found := read(lambda: load_any(folder))) is not REFUSED:
-            read(lambda found=found: (table(folder, found), remarks(found, 20)))
+            read(lambda found=found: (table(found), remarks(found, 20)))
     assert min(met["tar"], met["json"]) > 20
     assert all(map(torch.equal, READERS[kind][0](folder), whole[0]))
 
