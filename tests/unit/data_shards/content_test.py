@@ -183,5 +183,5 @@ def test_a_tar_of_another_client_or_fewer_clients_than_dealt_to_are_no_manifest(
     found = json.loads(good)
     del found["clients"][2]
     path.write_text(json.dumps(found))
-    with pytest.raises(ShardError, match="2 clients, .*dealt out to 3"):
+    with pytest.raises(ShardError, match=r"2 clients, .*dealt out to 3"):
         Manifest.load(tmp_path / "toy")
