@@ -44,7 +44,7 @@ check: $(READY) ## the gate before a commit: format, lint, types, floors, unit a
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs and not long"
 
-long: $(READY) ## tests that take a minute or more each
+long: $(READY) ## tests that take about a minute each
 	$(BIN)/python -m pytest --numprocesses=2 -m "$(DESELECT) and long" $(ARGS)
 
 law: $(READY) ## closed forms, lanes, partitions, resume

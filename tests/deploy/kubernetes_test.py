@@ -169,6 +169,7 @@ def pod(index: int, run_dir: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.procs
 def test_two_pods_stop_when_one_is_drained_and_their_successors_complete(tmp_path: Path) -> None:
     pods = [pod(index, tmp_path) for index in range(2)]

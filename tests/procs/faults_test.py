@@ -98,6 +98,7 @@ def test_a_defect_on_one_rank_ends_all_with_its_words(tmp_path: Path) -> None:
     assert seconds_to_end(table, run_dir) < SLACK
 
 
+@pytest.mark.long
 def test_a_lost_node_ends_the_other_and_both_go_on(
     undisturbed: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return losses(folder / "run")
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_under_another_engine_and_number_of_ranks(
     alone: dict[int, float], tmp_path: Path
 ) -> None:

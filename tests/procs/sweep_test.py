@@ -43,7 +43,9 @@ TWO = ("--algorithm", "v4", "--algorithm", "v14")
 LONG = (*SMALL, "rounds=20")
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "by", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path, by: signal.Signals) -> None:
     process = start(words(tmp_path, *TWO, sets=LONG))
     (first,) = runs.wait_for(lambda: list(tmp_path.glob("smoke-v4-*")), "the first run")

@@ -37,7 +37,7 @@ def test_lanes_have_the_same_company_on_any_number_of_ranks(
     assert {k: found[k] for k in PROOF} == {k: alone[LANES][k] for k in PROOF}
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("ranks", [2, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.parametrize("words", [ONE_SHOT, FEDAVG], ids=["one_shot", "fedavg"])
 def test_world_sizes_agree(ranks: int, words: tuple[str, ...], alone: dict, tmp_path: Path) -> None:
     """8 ranks for 6 clients also shows that idle ranks work."""
