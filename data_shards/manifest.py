@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -14,6 +15,7 @@ from fedcore.errors import ShardError
 
 FORMAT_VERSION = 2  # 2: encodings, validation shards; 1 is read too
 NAME = "manifest.json"
+TEST = "test"  # folder of the test split
 WAY_OUT = "`fedcore shards make CONFIG`"
 
 
@@ -31,6 +33,21 @@ class Record(BaseModel):
     """Frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def client_folder(client: int) -> str:
+    """Where the tars lie that a client trains on."""
+    return f"client_{client:05d}"
+
+
+def validation_folder(client: int) -> str:
+    """Where the tars lie that a client is evaluated on."""
+    return f"validation_{client:05d}"
+
+
+def tar_name(folder: str, number: int) -> str:
+    """A tar of a part, as the manifest names it."""
+    return f"{folder}/{number:05d}.tar"
 
 
 class Shard(Record):
@@ -85,6 +102,17 @@ class Stored(Record, ABC):
         """SHA-256 of all it says, the hash of every shard included: the data by content."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
+    def _is_whole(self, clients: int, parts: Mapping[str, Sequence[Shard]]) -> None:
+        """As many clients as it was dealt out to; a tar belongs to the part in whose folder it
+        lies, so that nobody trains on another's."""
+        dealt = self.made_with.get("clients", clients)
+        if dealt != clients:
+            raise ValueError(f"{clients} clients, and it was dealt out to {dealt}")
+        for folder, shards in parts.items():
+            for number, shard in enumerate(shards):
+                if shard.file != tar_name(folder, number):
+                    raise ValueError(f"{shard.file} among the tars of {folder}")
+
     @classmethod
     def load(cls, folder: Folder) -> Self:
         """Read and check a folder's manifest; `ShardError` if it is missing or damaged."""
@@ -122,24 +150,12 @@ class Manifest(Stored):
             raise ValueError("clients are not numbered 0, 1, 2, ... in order")
         if any(len(part.label_counts) != self.classes for part in self.parts):
             raise ValueError(f"label_counts are not all of {self.classes} classes")
-        self._are_their_own()
-        if self.partition.get("clients", len(self.clients)) != len(self.clients):
-            raise ValueError(
-                f"{len(self.clients)} clients, dealt out to {self.partition['clients']}"
-            )
+        parts = {name: part.shards for name, part in self.folders.items()}
+        self._is_whole(len(self.clients), parts)
         if not len(self.mean) == len(self.std) == self.shape[0]:
             raise ValueError(f"mean and std are not of {self.shape[0]} channels")
         self._has_room()
         return self
-
-    def _are_their_own(self) -> None:
-        """A tar belongs to the part in whose folder it lies: nobody trains on another's."""
-        named = {f"client_{part.client:05d}": part for part in self.clients} | {"test": self.test}
-        aside = {f"validation_{p.client:05d}": p.validation for p in self.clients if p.validation}
-        for folder, part in (named | aside).items():
-            for number, shard in enumerate(part.shards):
-                if shard.file != f"{folder}/{number:05d}.tar":
-                    raise ValueError(f"{shard.file} among the tars of {folder}")
 
     def _has_room(self) -> None:
         """Memory is taken for as many samples as are claimed: they must be in the tars."""
@@ -157,10 +173,16 @@ class Manifest(Stored):
             raise ValueError(f"{most:,} images of {size:,} numbers in a tar")
 
     @property
+    def folders(self) -> dict[str, Part]:
+        """All that samples are in, by folder: each client's two parts, and the test split."""
+        own = {client_folder(part.client): part for part in self.clients}
+        aside = {validation_folder(p.client): p.validation for p in self.clients if p.validation}
+        return {**own, **aside, TEST: self.test}
+
+    @property
     def parts(self) -> tuple[Part, ...]:
-        """All that samples are in: each client's training and validation part, and the test's."""
-        aside = [part.validation for part in self.clients if part.validation]
-        return (*self.clients, *aside, self.test)
+        """The same without their names."""
+        return tuple(self.folders.values())
 
     @property
     def shards(self) -> tuple[Shard, ...]:

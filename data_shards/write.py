@@ -23,7 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_shards import rawtar, tar_writer
-from data_shards.manifest import ClientPart, Manifest, Part, Shard
+from data_shards.manifest import (
+    TEST,
+    ClientPart,
+    Manifest,
+    Part,
+    Shard,
+    client_folder,
+    tar_name,
+    validation_folder,
+)
 from data_shards.samples import Samples
 from data_shards.sources import Source, checked
 from data_shards.tar_writer import (
@@ -84,7 +93,7 @@ def write(
             std=std,
             partition=settings,
             clients=tuple(_clients(len(dealt), parts)),
-            test=parts["test"],
+            test=parts[TEST],
         )
         write_manifest(work, manifest)
     return manifest
@@ -104,15 +113,15 @@ def _parts(
 ) -> Iterator[tuple[str, Samples, Rows]]:
     """Folder and rows of every part."""
     for client, rows in enumerate(dealt):
-        yield f"client_{client:05d}", train, rows.train
+        yield client_folder(client), train, rows.train
         if rows.validation is not None:
-            yield f"validation_{client:05d}", train, rows.validation
-    yield "test", test, np.arange(len(test.labels), dtype=np.int64)
+            yield validation_folder(client), train, rows.validation
+    yield TEST, test, np.arange(len(test.labels), dtype=np.int64)
 
 
 def _clients(count: int, parts: dict[str, Part]) -> Iterator[ClientPart]:
     for client in range(count):
-        own, aside = parts[f"client_{client:05d}"], parts.get(f"validation_{client:05d}")
+        own, aside = parts[client_folder(client)], parts.get(validation_folder(client))
         yield ClientPart(client=client, validation=aside, **dict(own))
 
 
@@ -169,15 +178,14 @@ def _submit(
 def _write_raw(folder: Path, number: int, samples: Samples, rows: Rows) -> list[Shard]:
     """A tar of pixels."""
     content = rawtar.encoded(rows, samples.labels[rows], samples.pixels(rows))
-    file = f"{folder.name}/{number:05d}.tar"
-    return [write_shard(folder.parent, file, content.data, len(rows))]
+    return [write_shard(folder.parent, tar_name(folder.name, number), content.data, len(rows))]
 
 
 def _write_files(folder: Path, samples: Samples, rows: Rows, original: bool) -> list[Shard]:
     """A part's tars, in which an image may stand as the file it came as."""
     decoded = math.prod(samples.shape)
     return [
-        write_tar(folder.parent, f"{folder.name}/{number:05d}.tar", some)
+        write_tar(folder.parent, tar_name(folder.name, number), some)
         for number, some in enumerate(filled(_entries(samples, rows, original), decoded))
     ]
 

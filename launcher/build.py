@@ -98,12 +98,19 @@ def build(
         samples = [client.samples for client in manifest.clients]
         owned = owned_lanes(config, samples, comm.size)
         clients = [k for lane in owned[comm.rank] for k in lane]
-        streaming = is_streamed(config, manifest, clients, world)
+        on: dict[str, Any] = {"device": world.device, "dtype": DTYPES[config.precision]}
+        reading = on | {
+            "streaming": is_streamed(config, manifest, clients, world),
+            "workers": config.data.workers,
+        }
+        data = _train_data(config, store, manifest, clients, algorithm, reading)
         group = _group(
-            config, store, manifest, owned[comm.rank], algorithm, model, world, streaming
+            config, owned[comm.rank], data, algorithm, model.to(world.device, on["dtype"])
         )
-        test = TestSamples(store, manifest, device=world.device, dtype=DTYPES[config.precision])
-        validation = _validation(config, store, manifest, clients, world, streaming)
+        test = TestSamples(store, manifest, **on)
+        validation = None
+        if counts(manifest):
+            validation = ValidationSamples(store, manifest, clients, **reading)
     server = ServerCollective(
         comm,
         algorithm,
@@ -129,33 +136,35 @@ def build(
     )
 
 
-def _group(
+def _train_data(
     config: RunConfig,
     store: Folder,
     manifest: Manifest,
-    lanes: list[list[int]],
+    clients: Sequence[int],
     algorithm: Algorithm,
-    model: ProtoHead,
-    world: World,
-    streaming: bool,
-) -> ClientGroup:
-    dtype, clients = DTYPES[config.precision], [k for lane in lanes for k in lane]
-    data = ShardedData(
+    reading: dict[str, Any],  # on which device, of which type; held or streamed
+) -> ShardedData:
+    return ShardedData(
         store,
         manifest,
         clients,
         batch_size=config.clients.batch_size,
         views=config.clients.views,
         seed=config.seed,
-        device=world.device,
-        dtype=dtype,
         augment=config.data.augment,
         held_out=algorithm.held_out,
-        streaming=streaming,
         shuffle_buffer=config.data.shuffle_buffer,
-        workers=config.data.workers,
+        **reading,
     )
-    model.to(world.device, dtype)
+
+
+def _group(
+    config: RunConfig,
+    lanes: list[list[int]],
+    data: ShardedData,
+    algorithm: Algorithm,
+    model: ProtoHead,
+) -> ClientGroup:
     return ClientGroup(
         lanes,
         data,
@@ -166,28 +175,6 @@ def _group(
         epochs=config.clients.local_epochs,
         autocast=config.precision == "bf16",
         out_of_memory=config.clients.out_of_memory,
-    )
-
-
-def _validation(
-    config: RunConfig,
-    store: Folder,
-    manifest: Manifest,
-    clients: Sequence[int],
-    world: World,
-    streaming: bool,
-) -> ValidationSamples | None:
-    """Those of this rank's clients; None where no client of the run has any."""
-    if not counts(manifest):
-        return None
-    return ValidationSamples(
-        store,
-        manifest,
-        clients,
-        device=world.device,
-        dtype=DTYPES[config.precision],
-        streaming=streaming,
-        workers=config.data.workers,
     )
 
 

@@ -54,6 +54,15 @@ def verified(folder: Folder, manifest: Stored) -> None:
         raise problem
 
 
+def outside(store: Folder, raw: Path | None, what: str) -> None:
+    """`ConfigError` for a store among what it is made of, which its shards would change."""
+    if raw is None or not isinstance(store, Path) or not raw.is_dir():
+        return
+    if store.resolve().is_relative_to(raw.resolve()):
+        want = f"a folder outside of the {what} in {raw}"
+        raise ConfigError("data.store", str(store), want, "--set data.store=/another/folder")
+
+
 def local_store(config: RunConfig) -> Path:
     """Where shards are made: data.store, unless that is remote."""
     store = config.data.store

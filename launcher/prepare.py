@@ -23,7 +23,7 @@ from data_shards.write import Dealt, Tick, write
 from fedcore.config import RunConfig
 from fedcore.config_data import DataConfig
 from fedcore.errors import ConfigError, ShardError
-from launcher.elsewhere import given, local_store, stored, verified
+from launcher.elsewhere import given, local_store, outside, stored, verified
 from launcher.once import once
 
 LONG = 2**30  # bytes of raw files: hashing more is shown
@@ -95,10 +95,12 @@ def content(root: Path, cache: Path) -> str:
 
 def store_dir(config: RunConfig) -> Folder:
     """The folder of this configuration's shards: data.shards, or in data.store by name."""
-    SOURCES.get(config.data.source)  # it names a folder: only one that is known
+    source = SOURCES.get(config.data.source)  # it names a folder: only one that is known
     if config.data.shards is not None:
         return folder_of(config.data.shards, config.data.cache)
-    _apart(config.data)
+    store = folder_of(config.data.store, config.data.cache)
+    if not source.bundled:
+        outside(store, config.data.root, "raw files")
     chosen = settings(config)
     detail = chosen.get("alpha", chosen.get("labels_per_client", ""))
     root = f"-{chosen['content'][:8]}" if "content" in chosen else ""
@@ -108,17 +110,7 @@ def store_dir(config: RunConfig) -> Folder:
         f"{config.data.source}{root}-{chosen['name']}{detail}"
         f"-{chosen['clients']}clients-s{chosen['seed']}" + (f"-{digest[:8]}" if rest else "")
     )
-    return folder_of(config.data.store, config.data.cache) / name
-
-
-def _apart(data: DataConfig) -> None:
-    """`ConfigError` for a store among the raw files: each folder of shards would change them."""
-    root, store = data.root, data.store
-    if root is None or isinstance(store, str) or SOURCES.get(data.source).bundled:
-        return
-    if root.is_dir() and store.resolve().is_relative_to(root.resolve()):
-        want = f"a folder outside of the raw files in {root}"
-        raise ConfigError("data.store", str(store), want, "--set data.store=/another/folder")
+    return store / name
 
 
 def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Folder:

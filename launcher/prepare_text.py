@@ -17,9 +17,8 @@ from data_shards.text.write import write
 from data_shards.write import Tick
 from fedcore.config import RunConfig
 from fedcore.config_lm import LMConfig, LMDataConfig
-from fedcore.errors import ConfigError
 from fedcore.files import plain_name
-from launcher.elsewhere import given, local_store, stored, verified
+from launcher.elsewhere import given, local_store, outside, stored, verified
 from launcher.once import once
 
 
@@ -68,18 +67,11 @@ def store_dir(config: RunConfig) -> Folder:
     if config.data.shards is not None:
         return folder_of(config.data.shards, config.data.cache)
     data, store = lm_of(config).data, folder_of(config.data.store, config.data.cache)
-    if isinstance(store, Path):
-        _check_outside(store, data.text)
+    outside(store, data.text, "text")
     chosen = settings(config)
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     source = "python" if data.text is None else plain_name(data.text.resolve().stem)
     return store / f"text-{source}-{data.tokenizer}-{digest}"
-
-
-def _check_outside(store: Path, text: Path | None) -> None:
-    if text is not None and store.resolve().is_relative_to(text.resolve()):
-        want = f"a folder outside the text in {text}"
-        raise ConfigError("data.store", str(store), want, "--set data.store=/another/folder")
 
 
 def make(config: RunConfig, tick: Tick = lambda name: None, *, repair: bool = False) -> Folder:

@@ -7,9 +7,10 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from data_shards.folder import Folder, words_of
-from data_shards.manifest import NAME, Manifest, Record, Shard, SourceName, Stored
+from data_shards.manifest import NAME, Manifest, Record, Shard, SourceName, Stored, client_folder
 from fedcore.files import parse_json
 
+HELD_OUT = "held_out"  # folder of the text that nobody trains on
 DTYPES = {"uint16": "u16", "uint32": "u32"}  # of tokens -> extension in a tar; little-endian
 
 
@@ -65,6 +66,8 @@ class TokenManifest(Stored):
             raise ValueError(f"end {self.vocabulary.end} of {self.vocabulary.size} tokens")
         if self.dtype != dtype_of(self.vocabulary.size):
             raise ValueError(f"{self.vocabulary.size} tokens as {self.dtype}")
+        own = {client_folder(part.client): part.shards for part in self.clients}
+        self._is_whole(len(self.clients), own | {HELD_OUT: self.held_out.shards})
         for name, part in self.parts.items():  # memory is taken for as many as are claimed
             held = sum(shard.bytes for shard in part.shards)
             if part.tokens * (2 if self.dtype == "uint16" else 4) > held:

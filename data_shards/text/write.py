@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from data_shards.manifest import client_folder, tar_name
 from data_shards.tar_writer import complete_or_absent, described, filled, write_manifest, write_tar
 from data_shards.text.corpus import Corpus, Document
 from data_shards.text.deal import deal, held_out
 from data_shards.text.manifest import (
     DTYPES,
+    HELD_OUT,
     TokenClient,
     TokenManifest,
     TokenPart,
@@ -52,7 +54,7 @@ def write(
         words.save(work)
         parts = [
             _write_part(work, name, documents, indices, words, tick)
-            for name, indices in [*_named(clients), ("held_out", held)]
+            for name, indices in [*_named(clients), (HELD_OUT, held)]
         ]
         manifest = TokenManifest(
             source=corpus.source,
@@ -78,7 +80,7 @@ def _clients(parts: Sequence[TokenPart]) -> Iterator[TokenClient]:
 
 
 def _named(clients: Sequence[list[int]]) -> list[tuple[str, list[int]]]:
-    return [(f"client_{client:05d}", indices) for client, indices in enumerate(clients)]
+    return [(client_folder(client), indices) for client, indices in enumerate(clients)]
 
 
 def _write_part(
@@ -93,7 +95,7 @@ def _write_part(
     (work / name).mkdir()
     tokens, shards = 0, []
     for number, samples in enumerate(filled(_samples(documents, indices, words))):
-        shards.append(write_tar(work, f"{name}/{number:05d}.tar", samples))
+        shards.append(write_tar(work, tar_name(name, number), samples))
         tokens += sum(_size(sample, words) for sample in samples) // _width(words)
     tick(name)
     return TokenPart(

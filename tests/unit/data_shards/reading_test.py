@@ -19,32 +19,15 @@ from data_shards.blocks import read_block
 from data_shards.manifest import Manifest
 from data_shards.order import epoch_order
 from data_shards.read import ShardedData
-from data_shards.sources import Arrays, Source
-from data_shards.write import Dealt, write
+from data_shards.write import Dealt
 from fedcore.batch import Batch
 from fedcore.errors import ShardError
-
-SHAPE = (3, 5, 4)
-SIZES = [50, 0, 7, 1, 23]
-SOURCE = Source(lambda root, split: arrays(), kind="natural", about="a test")
-
-
-def arrays() -> Arrays:
-    draws = np.random.default_rng(1)
-    images = draws.integers(0, 256, (sum(SIZES), *SHAPE), dtype=np.uint8)
-    return Arrays(images, np.arange(sum(SIZES), dtype=np.int64) % 4)
+from tests.unit.data_shards.toy_store import SIZES, parts, stored
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five clients in tars of at most four samples."""
-    place = tmp_path_factory.mktemp("store") / "toy"
-    rows = np.split(np.random.default_rng(2).permutation(sum(SIZES)), np.cumsum(SIZES)[:-1])
-    dealt = [Dealt(np.sort(part)) for part in rows]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_shards.tar_writer.SHARD_BYTES", 4 * 2048)
-        write(place, "toy", SOURCE, arrays(), arrays(), dealt, {"name": "by hand"})
-    return place
+    return stored(tmp_path_factory.mktemp("store") / "toy", [Dealt(part) for part in parts()])
 
 
 def data(folder: Path, clients: list[int] | None = None, **other: Any) -> ShardedData:

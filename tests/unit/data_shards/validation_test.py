@@ -19,33 +19,20 @@ from data_shards.blocks import read_block
 from data_shards.manifest import Manifest
 from data_shards.partition import with_validation
 from data_shards.read import ShardedData
-from data_shards.sources import Arrays, Source
 from data_shards.validation import ValidationSamples
-from data_shards.write import Dealt, write
+from data_shards.write import Dealt
 from fedcore.errors import ShardError
+from tests.unit.data_shards.toy_store import SIZES, arrays, parts, stored
 
-SHAPE = (3, 5, 4)
-SIZES = [50, 0, 7, 1, 23]
 ASIDE = {0: 15, 2: 3, 4: 7}  # clients 1 and 3 have none
-SOURCE = Source(lambda root, split: arrays(), kind="natural", about="a test")
-
-
-def arrays() -> Arrays:
-    draws = np.random.default_rng(1)
-    images = draws.integers(0, 256, (sum(SIZES), *SHAPE), dtype=np.uint8)
-    return Arrays(images, np.arange(sum(SIZES), dtype=np.int64) % 4)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five clients in tars of at most four samples."""
-    place = tmp_path_factory.mktemp("store") / "toy"
-    parts = np.split(np.random.default_rng(2).permutation(sum(SIZES)), np.cumsum(SIZES)[:-1])
-    dealt = [Dealt(*pair) for pair in with_validation(parts, 0.3, 0)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_shards.tar_writer.SHARD_BYTES", 4 * 2048)
-        write(place, "toy", SOURCE, arrays(), arrays(), dealt, {"name": "by hand"})
-    return place
+    return stored(
+        tmp_path_factory.mktemp("store") / "toy",
+        [Dealt(*pair) for pair in with_validation(parts(), 0.3, 0)],
+    )
 
 
 def samples(folder: Path, clients: list[int] | None = None, **other: Any) -> ValidationSamples:
