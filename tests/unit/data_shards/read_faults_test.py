@@ -1,87 +1,42 @@
-"""Is everything that can be wrong with shards told by name, held or streamed, within a bound?"""
+"""Is everything that can be wrong with a tar told by name, held or streamed?"""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import os
 import shutil
-import struct
 import tarfile
-import tracemalloc
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from data_shards.manifest import NAME, Manifest
 from data_shards.read import ShardedData
-from data_shards.sources import Arrays, Source
 from data_shards.tars import problems, samples_of
 from data_shards.text.manifest import TokenManifest
 from data_shards.text.read import TokenStream
-from data_shards.write import Dealt, write
 from fedcore.errors import ShardError
-from fedcore.files import LARGEST
+from tests.unit.data_shards.faulty import (
+    BOTH,
+    data,
+    edited,
+    epochs,
+    made,
+    replaced,
+    samples,
+    second,
+)
 from tests.unit.data_shards.text_shards_test import make
 from tests.unit.safety_test import tar_of
-
-SHAPE = (3, 8, 8)
-BOTH = pytest.mark.parametrize("streaming", [False, True], ids=["resident", "streaming"])
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """One client of 10 samples in tars of four, four and two; classes 0, 1, 2."""
-    pixels = np.random.default_rng(0).integers(0, 256, (10, *SHAPE), dtype=np.uint8)
-    arrays = Arrays(pixels, np.arange(10, dtype=np.int64) % 3)
-    source = Source(lambda root, split: arrays, kind="digits", about="")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_shards.tar_writer.SHARD_BYTES", 4 * 2048)
-        write(tmp_path / "toy", "toy", source, arrays, arrays, [Dealt(np.arange(10))], {})
-    return tmp_path / "toy"
-
-
-def data(folder: Path, *, streaming: bool, workers: int = 2) -> ShardedData:
-    manifest = Manifest.load(folder)
-    more: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
-    more |= {"batch_size": 4, "views": 1, "seed": 0, "augment": False, "shuffle_buffer": 4}
-    more["workers"], clients = workers, range(len(manifest.clients))
-    return ShardedData(folder, manifest, clients, streaming=streaming, **more)
-
-
-def epochs(folder: Path, streaming: bool) -> int:
-    """Batches of two epochs, all of which were read."""
-    held = data(folder, streaming=streaming)
-    return sum(1 for epoch in range(2) for _ in held.epoch([0], 0, epoch))
-
-
-def edited(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    said = json.loads((folder / NAME).read_text())
-    change(said)
-    (folder / NAME).write_text(json.dumps(said))
-
-
-def replaced(folder: Path, content: bytes, number: int = 1) -> None:
-    """Another tar of client 0, which the manifest says is as it was written."""
-    (folder / f"client_00000/{number:05d}.tar").write_bytes(content)
-    sha256 = hashlib.sha256(content).hexdigest()
-
-    def change(said: dict[str, Any]) -> None:
-        said["clients"][0]["shards"][number] |= {"bytes": len(content), "sha256": sha256}
-
-    edited(folder, change)
-
-
-def second(folder: Path) -> Path:
-    return folder / "client_00000/00001.tar"
+    return made(tmp_path)
 
 
 def flip(path: Path) -> None:
@@ -146,16 +101,6 @@ def test_a_file_that_may_not_be_read_is_named(
         epochs(folder, streaming)
 
 
-def samples(*entries: tuple[str, bytes], label: Any = 0, count: int = 4) -> bytes:
-    """A tar of blank samples; entries: members that stand instead of those of sample 1."""
-    members = []
-    for row in range(count):
-        text = json.dumps({"label": label if row == 1 else row % 3, "index": row}).encode()
-        usual = ((f"{row:08d}.json", text), (f"{row:08d}.u8", bytes(192)))
-        members += [*(entries if row == 1 and entries else usual)]
-    return tar_of(*((tarfile.TarInfo(name), content) for name, content in members))
-
-
 def test_such_a_tar_is_read(folder: Path) -> None:
     replaced(folder, samples(label=1))
     edited(folder, lambda said: said["clients"][0].update(label_counts=[5, 2, 3]))
@@ -163,6 +108,8 @@ def test_such_a_tar_is_read(folder: Path) -> None:
 
 
 TEXT, PIXELS = ("00000001.json", b'{"label": 1, "index": 1}'), ("00000001.u8", bytes(192))
+
+
 STRANGE = {
     "no json": (samples(PIXELS), "no json of sample '00000001'"),
     "no pixels": (samples(TEXT), "no image"),
@@ -211,7 +158,11 @@ def headed(kind: bytes, size: bytes = b"", name: str = "00000001.u8") -> bytes:
 
 
 BELOW = [bytes([255] * 10) + bytes([256 - n, 0]) for n in (2, 4, 6, 8)]  # sizes of -512 n / 2
+
+
 HUGE = b"\x80" + bytes([0, 0, 0, 127] + [255] * 7)
+
+
 KINDS = [*b"123456789ABDKLMNSVXgx"]
 
 
@@ -235,80 +186,6 @@ def test_no_kind_of_member_leads_astray(tmp_path: Path, reader: str) -> None:
         with pytest.raises(ShardError, match="outside of the tar"):
             list(samples_of(first + info + bytes(512 + 1024), "x.tar"))
     assert len(list(samples_of(first + plain + bytes(1024), "x.tar"))) == 2
-
-
-def png(width: int, height: int) -> bytes:
-    """A complete png header of that size, and nothing behind it but its end."""
-    about = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = [(b"IHDR", about), (b"IDAT", zlib.compress(b"\0" * 64)), (b"IEND", b"")]
-    packed = [
-        struct.pack(">I", len(x)) + name + x + struct.pack(">I", zlib.crc32(name + x))
-        for name, x in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
-
-
-def saved(kind: str, **more: Any) -> bytes:
-    raw = io.BytesIO()
-    Image.new("RGB", (8, 8), (9, 99, 199)).save(raw, kind, **more)
-    return raw.getvalue()
-
-
-MOVING = [Image.new("RGB", (8, 8), (i, i, i)) for i in range(3)]
-REFUSED = {
-    "a moving image": saved("WEBP", save_all=True, append_images=MOVING, lossless=True),
-    "a gigapixel": png(40_000, 40_000),
-    "hundred megapixels": png(10_000, 10_000),
-    "a header that lies": png(4_000, 4_000),
-    "a cut image": saved("PNG")[:-40],
-    "another format": saved("GIF"),
-    "words": b"no image",
-    "nothing": b"",
-}
-READ = {
-    "more behind it": saved("PNG") + b"x" * 999,
-    "another name": saved("JPEG"),
-}
-
-
-def of_files(folder: Path, image: bytes) -> None:
-    """The second tar holds that image as its second sample."""
-    label = b'{"label": 1, "index": 1}'
-    replaced(folder, samples(("00000001.png", image), ("00000001.json", label)))
-
-    def change(said: dict[str, Any]) -> None:
-        said["encoding"] = "original"
-        said["clients"][0]["label_counts"] = [5, 2, 3]
-
-    edited(folder, change)
-
-
-@BOTH
-@pytest.mark.parametrize("case", REFUSED)
-def test_an_image_that_is_none_or_too_large_is_told(
-    folder: Path, streaming: bool, case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_files(folder, REFUSED[case])
-    monkeypatch.setattr("fedcore.files.LARGEST", 2**20)  # a buffer that is not used
-    tracemalloc.start()
-    try:
-        with pytest.raises(ShardError, match=r"client_00000/00001\.tar, sample '00000001'"):
-            epochs(folder, streaming)
-        assert tracemalloc.get_traced_memory()[1] < 2**24
-    finally:
-        tracemalloc.stop()
-
-
-@BOTH
-@pytest.mark.parametrize("case", READ)
-def test_an_odd_image_is_read(folder: Path, streaming: bool, case: str) -> None:
-    of_files(folder, READ[case])
-    batches = [x.images for x in data(folder, streaming=streaming).epoch([0], 0, 0)]
-    means = torch.cat(batches, dim=2)[0, 0].mean((2, 3))
-    wanted = torch.tensor([9.0, 99.0, 199.0]) / 255
-    said = Manifest.load(folder)
-    normal = (wanted - torch.tensor(said.mean)) / torch.tensor(said.std)
-    assert (means - normal).abs().amax(1).min() < 0.05
 
 
 def test_a_tar_that_changes_between_epochs_is_told(folder: Path) -> None:
@@ -337,78 +214,6 @@ def test_an_error_in_a_thread_ends_the_lane_and_stops_no_thread(folder: Path, wo
     reader: Any = held._reader
     waiting = [pool.submit(int) for pool in (reader.readers, reader.assemblers)]
     assert [future.result(timeout=10) for future in waiting] == [0, 0]
-
-
-@pytest.mark.parametrize("claimed", [10**8, 10**12])
-@BOTH
-def test_claims_take_no_memory(
-    folder: Path, streaming: bool, claimed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not of samples, nor of bytes: both are compared with what is on the disk."""
-
-    def change(said: dict[str, Any]) -> None:
-        said["clients"][0] |= {"samples": claimed + 6, "label_counts": [claimed + 6, 0, 0]}
-        said["clients"][0]["shards"][1] |= {"samples": claimed, "bytes": 4096 * claimed}
-
-    edited(folder, change)
-    monkeypatch.setattr("fedcore.files.LARGEST", 2**20)  # a buffer that is not used
-    tracemalloc.start()
-    try:
-        with pytest.raises(ShardError, match=r"00001\.tar: truncated"):
-            epochs(folder, streaming)
-        assert tracemalloc.get_traced_memory()[1] < 2**22
-    finally:
-        tracemalloc.stop()
-
-
-def test_small_files_are_no_huge_images(folder: Path) -> None:
-    def change(said: dict[str, Any]) -> None:
-        said |= {"encoding": "original", "shape": [3, 9000, 9000]}
-        for shard, count in zip(said["clients"][0]["shards"], (5, 3, 2), strict=True):
-            shard["samples"] = count
-
-    edited(folder, change)
-    with pytest.raises(ShardError, match="5 images of 243,000,000 numbers in a tar"):
-        Manifest.load(folder)
-
-
-def test_clients_without_samples_share_their_blank_image(folder: Path) -> None:
-    """A thousand of 3 MB each would be 3 GB."""
-    empty = {"samples": 0, "label_counts": [0, 0, 0], "shards": []}
-    clients = [{"client": k} | empty for k in range(1000)]
-    edited(folder, lambda s: s.update(clients=clients, shape=[3, 1000, 1000], test=empty))
-    held = data(folder, streaming=False)._reader._held  # type: ignore[attr-defined]
-    assert len({x.images.data_ptr() for x in held.values()}) == 1
-
-
-@pytest.mark.parametrize("text", ["", "x" * 64, "A" * 64, "0" * 63, "0" * 65, "\x1b[2J"])
-def test_a_hash_is_a_hash(folder: Path, text: str) -> None:
-    edited(folder, lambda said: said["test"]["shards"][0].update(sha256=text))
-    with pytest.raises(ShardError, match="sha256"):
-        Manifest.load(folder)
-
-
-def test_a_million_counts_are_a_file_that_is_read_once(folder: Path) -> None:
-    """And a manifest larger than files of words may be is not read at all."""
-
-    def change(said: dict[str, Any]) -> None:
-        said["classes"] = 1_000_000
-        for part in (said["clients"][0], said["test"]):
-            part["label_counts"] += [0] * 999_997
-
-    edited(folder, change)
-    tracemalloc.start()
-    try:
-        assert Manifest.load(folder).classes == 1_000_000
-        assert tracemalloc.get_traced_memory()[0] < 12 * (folder / NAME).stat().st_size
-        assert tracemalloc.get_traced_memory()[1] < LARGEST + 12 * (folder / NAME).stat().st_size
-        with (folder / NAME).open("r+b") as file:
-            file.truncate(300 * 10**6)  # a hole
-        with pytest.raises(ShardError, match=r"manifest\.json.*more than 268,435,456 bytes"):
-            Manifest.load(folder)
-        assert tracemalloc.get_traced_memory()[1] < 2 * LARGEST
-    finally:
-        tracemalloc.stop()
 
 
 def token_tar(folder: Path, *documents: dict[str, bytes]) -> None:
