@@ -36,9 +36,20 @@ class ClientConfig(Section):
     """Samples per step B (each gives `views` images)."""
     views: Positive = 2
     """Augmented views V of each sample in a step."""
-    width: Positive = 1
-    """Clients trained at once in a lane; 1 = one after another. Another width rounds differently
-    (equal to 1e-12 in fp64); for a given width any number of ranks gives the same bits."""
+    width: Positive | Literal["auto"] = 1
+    """Clients trained at once in a lane; 1 = one after another, auto = the fastest of a short
+    measurement, once for a model, batch and device. Another width rounds differently (equal to
+    1e-12 in fp64); for a given width any number of ranks gives the same bits."""
+    step: Literal["auto", "eager", "graph", "compile"] = "auto"
+    """How a step is launched: graph = captured as a CUDA graph, compile = by torch.compile; auto =
+    a graph on CUDA devices, eager on a CPU. What cannot be captured runs eagerly; it is told."""
+    store: Literal["auto", "device", "memory", "disk"] = "auto"
+    """Where clients rest between their turns: on the device, in host memory, or in a file that is
+    mapped into memory; auto = the first that has room."""
+    keep_models: bool = True
+    """Keep each client's model after a round; false = only what the algorithm needs of it, which in
+    averaged mode is nothing: memory is then bounded by the lane. Read-outs of single clients need
+    their models."""
     lr: PositiveFloat = 0.05
     """SGD learning rate of the weights and prototypes, at its peak."""
     lr_schedule: str = "constant"
@@ -80,6 +91,9 @@ class ModelConfig(Section):
     """Encoder: small_cnn, resnet18 or mobilenet_v2."""
     feature_dim: Annotated[int, Field(ge=1, le=65_536)] | None = None
     """Feature width D; null = the encoder's own. Another width adds a linear projector."""
+    channels_last: bool = True
+    """Images and convolution weights lie channels last in memory, which most kernels prefer;
+    rounds differently."""
 
 
 class EvaluateConfig(Section):
@@ -162,6 +176,8 @@ class RunConfig(Section):
     """auto = one CUDA device per rank where there are any, else the CPU."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """Number format; bf16 = forward pass under autocast, weights in fp32."""
+    tf32: bool = True
+    """Let fp32 products on CUDA devices round their factors to TensorFloat-32 (10 bits)."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads per rank. Fixed, since the order of a sum on a CPU depends on it."""
     data: DataConfig = DataConfig()
@@ -263,6 +279,7 @@ OPERATIONAL = frozenset(
         *("lm.log_every", "lm.eval_batches", "lm.compile", "lm.activation_checkpointing"),
         *("lm.engine", "lm.zero_stage", "lm.offload", "lm.accumulate", "lm.data.text"),
         *("lm.data.vocabulary", "lm.monitor.per_layer", "clients.out_of_memory"),
+        *("clients.store",),
     }
 )
 """Sections and keys that may differ between a run and its resumption."""

@@ -211,9 +211,14 @@ def hyper(config: RunConfig) -> Hyper:
     )
 
 
+def width_of(config: RunConfig) -> int:
+    """Clients trained at once."""
+    return 1 if config.clients.width == "auto" else config.clients.width
+
+
 def owned_lanes(config: RunConfig, samples: list[int], ranks: int) -> list[list[list[int]]]:
     """The lanes of clients that each rank trains."""
-    return balance(form_lanes(samples, config.clients.width), samples, ranks)
+    return balance(form_lanes(samples, width_of(config)), samples, ranks)
 
 
 def warnings(config: RunConfig, manifest: Manifest, ranks: int) -> list[str]:
@@ -230,9 +235,10 @@ def warnings(config: RunConfig, manifest: Manifest, ranks: int) -> list[str]:
     if rule.anneal != Constant() and not rule.slots:
         words.append("algorithm.rule.anneal has no effect: algorithm.rule.slots is empty")
     words += _windows_too_long(config, [c.samples for c in manifest.clients])
-    lanes = len(form_lanes([c.samples for c in manifest.clients], config.clients.width))
+    width = width_of(config)
+    lanes = len(form_lanes([c.samples for c in manifest.clients], width))
     if ranks > lanes:
-        of = f"lanes of {config.clients.width} clients" if config.clients.width > 1 else "clients"
+        of = f"lanes of {width} clients" if width > 1 else "clients"
         words.append(f"{ranks} ranks for {lanes} {of} with samples: {ranks - lanes} idle")
     return words
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -160,6 +160,15 @@ class ClientGroup:
         self.within = self.nothing_done()
         self.within.fill(work)
         self.within.take(self.clients, under_way, lanes, self.state)
+
+    def models(self, clients: Collection[int]) -> Iterator[tuple[list[int], Tensors]]:
+        """The models of this rank's clients that are among `clients`, lane by lane: ids [k], and
+        parameters and buffers, each [k, ...] on the device. In a fixed order."""
+        row = {client: i for i, client in enumerate(self.clients)}
+        for lane in self.lanes:
+            if ids := [k for k in lane if k in clients]:
+                rows = torch.tensor([row[k] for k in ids])
+                yield ids, {k: v[rows] for k, v in self.state.model_tensors().items()}
 
     def load(self, weights: Tensors) -> None:
         """Overwrite every client's model with `weights` (each [...], no client axis)."""
