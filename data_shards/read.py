@@ -75,7 +75,6 @@ class ShardedData:
         self._places = torch.arange(self.batch_size)
         # what nearly every batch has is made once
         self._all_ones = lru_cache(partial(_ones, self.batch_size, device, dtype))
-        self._flags = lru_cache(partial(_flags, device))
         reader = Streaming if streaming else Resident
         self._reader: Reader = reader(folder, manifest, self._parts, device, workers)
         self._kept_back = {  # rows: held out, trained on
@@ -105,9 +104,10 @@ class ShardedData:
         epochs = [self._epoch(k, round, epoch, first) for k in clients]
         trained = [self.trained(k) for k in clients]
         for step in range(first, max(self.steps(k) for k in clients)):
-            held = [samples.batch(step) for samples in epochs]
-            left = [n - step * self.batch_size for n in trained]
-            yield self._batch(held, left, clients, (round, epoch, step), "augment")
+            k = sum(step < self.steps(c) for c in clients)
+            held = [samples.batch(step) for samples in epochs[:k]]
+            left = [n - step * self.batch_size for n in trained[:k]]
+            yield self._batch(held, left, clients[:k], (round, epoch, step), "augment")
 
     def _epoch(self, client: int, round: int, epoch: int, first: int) -> Epoch:
         sizes = [shard.samples for shard in self._parts[client].shards] or [1]
@@ -139,10 +139,9 @@ class ShardedData:
             x[0][None] if len(x) == 1 else torch.stack(x) for x in zip(*held, strict=True)
         )
         stacked = self._views(images, clients, *where, purpose)
-        active = tuple(where[2] < self.steps(k) for k in clients)
         full = all(n >= self.batch_size for n in left)
         weight = self._all_ones(len(clients)) if full else self._weight(left)
-        return Batch(stacked, labels, weight, self._flags(active))
+        return Batch(stacked, labels, weight)
 
     def _weight(self, left: Sequence[int]) -> Tensor:
         """1 for a sample of this batch, 0 for filling: [K, B]."""
@@ -184,10 +183,6 @@ class ShardedData:
 
 def _ones(rows: int, device: torch.device, dtype: torch.dtype, clients: int) -> Tensor:
     return torch.ones(clients, rows, device=device, dtype=dtype)
-
-
-def _flags(device: torch.device, values: tuple[bool, ...]) -> Tensor:
-    return torch.tensor(values, device=device)
 
 
 class TestSamples:

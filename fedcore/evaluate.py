@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from fedcore.batch import TestData, ValidationData
 from fedcore.clients.group import ClientGroup
-from fedcore.clients.state import Tensors
+from fedcore.clients.layout import Tensors
 from fedcore.models.proto_head import ProtoHead
 from fedcore.registry import Registry
 from fedcore.seeds import generator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,15 +17,16 @@ from fedcore import round_events
 from fedcore.batch import held_out_of
 from fedcore.checkpoint import Checkpoint
 from fedcore.checkpoint_writer import Checkpoints, Contents, Rows
+from fedcore.clients import control
 from fedcore.clients.group import ClientGroup, Order, Upload
-from fedcore.clients.state import Tensors
+from fedcore.clients.layout import Tensors
 from fedcore.config import RunConfig
 from fedcore.errors import Stopped
 from fedcore.evaluate import Evaluation, Evaluator
 from fedcore.saving import Saving
 from fedcore.schedule import progress
 from fedcore.server import consensus
-from fedcore.server.average import average_models
+from fedcore.server.average import ModelFold, average_models
 from fedcore.server.collective import Collected, ServerCollective
 from fedcore.server.comm import Comm, agree
 from fedcore.server.fusion import FUSIONS, ClientModel
@@ -62,6 +64,27 @@ class Spent:
     traffic: int = 0  # bytes that it handed in
 
 
+class _Models:
+    """Models of this rank's clients, with their shares; fetched anew each time one goes through."""
+
+    def __init__(self, group: ClientGroup, share: Mapping[int, float]) -> None:
+        self.group, self.share = group, share
+
+    def __iter__(self) -> Iterator[ClientModel]:
+        for clients, tensors in self.group.models(self.share.keys()):
+            for row, k in enumerate(clients):
+                yield ClientModel(k, {name: v[row] for name, v in tensors.items()}, self.share[k])
+
+
+class _Controls(_Models):
+    """Their control variates [P]."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for clients, part in self.group.parts(self.share.keys()):
+            for row, k in enumerate(clients):
+                yield {"control": part.flat[control.OWN][row]}, self.share[k]
+
+
 class Federation:
     """One federated run on this rank's clients, together with the other ranks."""
 
@@ -87,6 +110,9 @@ class Federation:
         self.trained = [n - held_out_of(n, share) for n in self.samples]  # in one local epoch
         self.outcome = Outcome()
         self._spent = Spent()
+        self._layout = group.layout
+        self._fold: ModelFold | None = None  # of the models of the round under way
+        self._folded: Tensor | None = None  # by lanes that were through before a stop
         self._pauses_taken = 0  # in the round that is under way
         self._trained: set[int] = set()
         self._variance = 0.0
@@ -116,9 +142,11 @@ class Federation:
         weights = {
             k.removeprefix("weights/"): v for k, v in held.items() if k.startswith("weights/")
         }
-        like = self.group.state.params["prototypes"]
+        like = self.group.model.prototypes
         state.weights = {k: v.to(like.device) for k, v in weights.items()} or None
-        state.control = {k: held[f"control/{k}"].to(like.device) for k in state.control}
+        control = {k.removeprefix("control/"): v for k, v in held.items() if "control/" in k}
+        if control:
+            state.control = self._layout.row(control).to(like.device)
         state.first_spread, state.prototype_std = facts["first_spread"], facts["prototype_std"]
         self.outcome, self._trained = Outcome(**facts["outcome"]), set(facts["trained"])
         if facts["within"]:
@@ -135,16 +163,19 @@ class Federation:
         under_way = [k for k in checkpoint.clients_in("lanes") if k in mine]
         lanes = checkpoint.own(under_way, "lanes")
         self.group.go_on_from(checkpoint.own(clients, "round"), under_way, lanes)
+        folded = [k for k in checkpoint.clients_in("fold") if k in mine]
+        self._folded = checkpoint.own(folded, "fold").get("total")
 
     def _round(self, round: int) -> None:
         with self._phase("order"):
             order = self.server.order(round)
+        self.group.fold = self._fold = self._begin_fold(order)
         upload = self._train(order)
         with self._phase("collect"):
             got = self.server.collect(upload, round)
             took_part = frozenset(got.clients.tolist())
             self._trained |= took_part
-            self._fold_models(took_part)
+            self._average(took_part)
         found = None
         if (round + 1) % self.config.evaluate.every == 0 or self._last(round):
             with self._phase("evaluate"):
@@ -201,30 +232,35 @@ class Federation:
             latest = str(self.saving.checkpoints.folder / "latest")
             raise Stopped(round, latest, within=begun)
 
-    def _fold_models(self, clients: frozenset[int]) -> None:
+    def _begin_fold(self, order: Order) -> ModelFold | None:
+        """What adds up this round's models, with what was added before a stop; None if nothing."""
+        start = self.group.start_of(order)
+        if start is None or self.group.algorithm.fuse != "mean":
+            return None
+        fold = ModelFold(start, self._shares(order.participants))
+        if self._folded is not None:
+            fold.total += self._folded.sum(0).to(fold.total.device)
+            self._folded = None
+        return fold
+
+    def _average(self, clients: frozenset[int]) -> None:
         """What the server keeps of whole models, in the modes in which it does."""
-        algorithm, state = self.group.algorithm, self.server.state
-        if algorithm.mode == "averaged":
+        algorithm, state, fold = self.group.algorithm, self.server.state, self._fold
+        if fold is not None:
+            share = math.fsum(fold.shares[k] for k in clients)
+            state.weights = fold.models_mean(self.comm.sum(fold.total), share)
+            self.group.fold = self._fold = None
+        elif algorithm.mode == "averaged":
             state.weights = self._fuse(clients)
         if algorithm.control_variates:  # c is the mean of all c_k, at every time
-            own, share = self.group.state.kept_under("control"), self._shares(self.server.clients)
-            rows = enumerate(self.group.clients)
-            parts = [({n: v[row] for n, v in own.items()}, share[k]) for row, k in rows]
-            state.control = average_models(self.comm, parts, self.server.start)
-
-    def _models(self, clients: Collection[int]) -> list[ClientModel]:
-        """Those of this rank's models that are among `clients`."""
-        share, tensors = self._shares(clients), self.group.state.model_tensors()
-        return [
-            ClientModel(k, {name: v[row] for name, v in tensors.items()}, share[k])
-            for row, k in enumerate(self.group.clients)
-            if k in share
-        ]
+            controls = _Controls(self.group, self._shares(self.server.clients))
+            like = {"control": state.control}
+            state.control = average_models(self.comm, controls, like)["control"]
 
     def _fuse(self, clients: Collection[int]) -> Tensors:
         """One model of all of `clients`, as the algorithm says."""
-        fuse = FUSIONS.get(self.group.algorithm.fuse)
-        return fuse(self.comm, self.group.model, self._models(clients), self._shares(clients))
+        fuse, shares = FUSIONS.get(self.group.algorithm.fuse), self._shares(clients)
+        return fuse(self.comm, self.group.model, _Models(self.group, shares), shares)
 
     def _shares(self, clients: Collection[int]) -> dict[int, float]:
         total = sum(self.samples[k] for k in clients)
@@ -237,7 +273,7 @@ class Federation:
             self.group, self._shares(self._trained), self.server.state.prototypes, averaged
         )
         self._variance = consensus.model_variance(
-            self.comm, self._models(self._trained), averaged, self.server.start
+            self.comm, _Models(self.group, self._shares(self._trained)), averaged, self.server.start
         )
         return found
 
@@ -302,13 +338,17 @@ class Federation:
         state, group = self.server.state, self.group
         tensors = {"prototypes": state.prototypes, "anchors": self.server.anchors}
         tensors |= {f"weights/{k}": v for k, v in (state.weights or {}).items()}
-        tensors |= {f"control/{k}": v for k, v in state.control.items()}
+        if len(state.control):
+            control = self._layout.views(state.control[None])
+            tensors |= {f"control/{k}": v[0] for k, v in control.items()}
         own = {"clients": Rows(group.clients, group.state.tensors())}
         within = None
         if group.within is not None and self._pauses_taken:
             within = {"pauses": self._pauses_taken, "spent": vars(self._spent)}
             own["round"] = Rows(group.clients, group.within.tensors())
             own["lanes"] = Rows(*group.within.under_way(group.clients))
+            if self._fold is not None and group.clients:  # a sum of this rank's, named by a client
+                own["fold"] = Rows(group.clients[:1], {"total": self._fold.total[None]})
         facts = {
             "config": self.identity,
             "model": {
@@ -333,20 +373,21 @@ class Federation:
 
     def _sign(self) -> None:
         """SHA-256 of prototypes and parameters in client-id order: equal on any number of ranks."""
-        state, out = self.group.state, self.outcome
+        out, names = self.outcome, dict(self.group.model.state_dict())
         mine = {
             client: (
-                digest([state.params["prototypes"][row]]),
-                digest([v[row] for v in state.model_tensors().values()]),
+                digest([tensors["prototypes"][row]] if tensors else []),
+                digest([v[row] for v in tensors.values()]),
             )
-            for row, client in enumerate(self.group.clients)
+            for clients, tensors in self.group.models(set(self.group.clients))
+            for row, client in enumerate(clients)
         }
         everyone = {int(k): v for part in self.comm.gather_json(mine) for k, v in part.items()}
         server = self.server.state
         prototypes = [digest([server.prototypes])] + [everyone[k][0] for k in sorted(everyone)]
         # in the model's order: a checkpoint may give them back in another one
         held = server.weights or {}
-        parameters = [digest([held[k] for k in state.model_tensors() if k in held])]
+        parameters = [digest([held[k] for k in names if k in held])]
         parameters += [everyone[k][1] for k in sorted(everyone)]
         out.prototypes_sha256 = hashlib.sha256("".join(prototypes).encode()).hexdigest()
         out.parameters_sha256 = hashlib.sha256("".join(parameters).encode()).hexdigest()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,6 +24,8 @@ from fedcore.checkpoint_writer import Checkpoints
 from fedcore.clients.assign import balance, form_lanes
 from fedcore.clients.group import ClientGroup
 from fedcore.clients.optim import Hyper
+from fedcore.clients.state import ClientState
+from fedcore.clients.store import Away, Mapped, Store, bytes_of, on_device
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
 from fedcore.evaluate import READOUTS, SINGLE, Evaluator
@@ -58,10 +62,21 @@ def check_names(config: RunConfig) -> Algorithm:
     check_trackers(config.metrics.trackers)
     SCHEDULES.get(config.clients.lr_schedule, "clients.lr_schedule")
     readouts = [*READOUTS.names(), *SINGLE]
+    _check_discarding(config, algorithm)
     if algorithm.readout not in readouts:
         way_out = nearest(algorithm.readout, readouts)
         raise ConfigError("algorithm.readout", algorithm.readout, "a read-out", way_out)
     return algorithm
+
+
+def _check_discarding(config: RunConfig, algorithm: Algorithm) -> None:
+    """Models may be forgotten after a round only where the next one does not begin from them."""
+    if config.clients.keep_models:
+        return
+    if algorithm.mode != "averaged" or algorithm.fuse != "mean":
+        want = f"true: {config.algorithm.name} needs the clients' own models after a round"
+        way_out = "clients.keep_models=true with clients.store=disk, or algorithm.name=fedavg"
+        raise ConfigError("clients.keep_models", False, want, way_out)
 
 
 def build_objects(
@@ -104,8 +119,9 @@ def build(
             "workers": config.data.workers,
         }
         data = _train_data(config, store, manifest, clients, algorithm, reading)
+        home = partial(at_home, config, world, checkpoints.folder.parent)
         group = _group(
-            config, owned[comm.rank], data, algorithm, model.to(world.device, on["dtype"])
+            config, owned[comm.rank], data, algorithm, model.to(world.device, on["dtype"]), home
         )
         test = TestSamples(store, manifest, **on)
         validation = None
@@ -121,6 +137,7 @@ def build(
         per_round=config.clients.per_round,
         seed=config.seed,
         start=dict(model.named_parameters()),
+        row=group.layout.size,
     )
     return Federation(
         config,
@@ -164,6 +181,7 @@ def _group(
     data: ShardedData,
     algorithm: Algorithm,
     model: ProtoHead,
+    home: Callable[[ClientState, torch.device], Store],
 ) -> ClientGroup:
     return ClientGroup(
         lanes,
@@ -175,7 +193,31 @@ def _group(
         epochs=config.clients.local_epochs,
         autocast=config.precision == "bf16",
         out_of_memory=config.clients.out_of_memory,
+        channels_last=config.model.channels_last,
+        keep_models=config.clients.keep_models,
+        store=home,
     )
+
+
+def at_home(
+    config: RunConfig, world: World, folder: Path, state: ClientState, device: torch.device
+) -> Store:
+    """The clients where `clients.store` says, or else where there is room for them."""
+    size, free = bytes_of(state), psutil.virtual_memory().available // world.place.local_size
+    home = config.clients.store
+    if home == "auto":
+        fits = 2 * size <= free_memory(world)
+        home = "device" if fits else "memory" if 2 * size <= free else "disk"
+    if home == "disk":
+        room = Mapped(folder, size)
+        return Away(state.each(room.place), device, room.forget)
+    if home == "memory" and device.type != "cpu":
+        return Away(state.each(_in_host_memory), device)
+    return on_device(state, device)
+
+
+def _in_host_memory(values: Tensor) -> Tensor:
+    return values.cpu().clone()
 
 
 def is_streamed(

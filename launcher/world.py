@@ -28,6 +28,7 @@ from fedcore.errors import CollectiveError, ConfigError
 from fedcore.server.comm import Comm, LocalComm, TorchComm
 from fedcore.server.pause import Pauses
 from launcher.heartbeat import Heartbeat
+from launcher.malloc import keep_blocks
 
 TWICE = 2.0  # seconds within which a second Ctrl-C counts as the first
 
@@ -160,6 +161,8 @@ def join(config: RunConfig, on_lost: Callable[[CollectiveError], None]) -> World
     place = Place.of(os.environ)
     torch.set_num_threads(config.threads)
     device = pick_device(config.device, place)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
+    keep_blocks()
     if config.lm and config.lm.engine != "plain":
         os.environ.update(place.as_torchrun())
     if place.size == 1:

@@ -12,6 +12,7 @@ from fedcore.algorithms import ALGORITHMS
 from fedcore.batch import Batch
 from fedcore.clients.assign import form_lanes
 from fedcore.clients.group import ClientGroup, Order
+from fedcore.clients.layout import Layout
 from fedcore.clients.optim import Hyper
 from fedcore.clients.step import Targets
 from fedcore.models.proto_head import ProtoHead
@@ -66,8 +67,10 @@ class ToyData:
     def epoch(
         self, clients: Sequence[int], round: int, epoch: int, first: int = 0
     ) -> Iterator[Batch]:
-        for step in range(first, max(map(self.steps, clients))):
-            parts = [self._one(k, round, epoch, step) for k in clients]
+        steps = [self.steps(k) for k in clients]
+        assert steps == sorted(steps, reverse=True)
+        for step in range(first, max(steps)):
+            parts = [self._one(k, round, epoch, step) for k in clients if step < self.steps(k)]
             yield Batch(*(torch.stack(column) for column in zip(*parts, strict=True)))
 
     def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
@@ -90,7 +93,6 @@ class ToyData:
             self.images[client][index] + 0.1 * noise,
             self.labels[client][index],
             (at < n).to(torch.float64),
-            torch.tensor(step < self.steps(client)),
         )
 
 
@@ -148,7 +150,7 @@ def toy_order(
     """An order as the server would give it."""
     anchors = toy_anchors(name)
     start = {k: v.detach().clone() for k, v in toy_model().named_parameters()}
-    control = {k: torch.zeros_like(v) for k, v in start.items()}
+    control = torch.zeros(Layout(start).size, dtype=torch.float64)
     return Order(
         round,
         0.0,
@@ -158,7 +160,7 @@ def toy_order(
             anchors,
             torch.zeros_like(anchors),
             weights or start,
-            control if ALGORITHMS.get(name).control_variates else {},
+            control if ALGORITHMS.get(name).control_variates else control[:0],
         ),
         weights,
         frozenset(clients),

@@ -9,30 +9,23 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedcore.clients.optim import over
-from fedcore.clients.state import ClientState, Tensors
+from fedcore.clients.state import ClientState
 
 OWN, SUM = "control", "round/gradient_sum"  # where the state keeps c_k and the round's sum of g
 
 
 def begin_round(state: ClientState) -> None:
     """Start the sum of this round's gradients at zero."""
-    state.keep(SUM, state.params)
+    state.keep(SUM)
 
 
-def correct(grads: Tensors, state: ClientState, server: Tensors) -> tuple[Tensors, Tensors]:
-    """Gradients g to g - c_k + c (server: c by name), and what is kept anew of the state."""
-    own, kept = state.kept_under(OWN), {}
-    corrected = dict(grads)
-    for name, control in server.items():
-        if name in grads:
-            kept[f"{SUM}/{name}"] = state.kept[f"{SUM}/{name}"] + grads[name]
-            corrected[name] = grads[name] - own[name] + control
-    return corrected, kept
+def correct(grads: Tensor, state: ClientState, server: Tensor) -> None:
+    """Gradients g [K, P] to g - c_k + c in place, after they are added to the sum. server: c [P]"""
+    state.flat[SUM].add_(grads)
+    grads.sub_(state.flat[OWN]).add_(server)
 
 
-def end_round(state: ClientState, before: Tensor) -> None:
-    """c_k becomes the mean gradient of the round; before: steps [K] done at its start."""
-    steps = (state.steps - before).clamp(min=1)
-    for name, total in state.kept_under(SUM).items():
-        state.kept[f"{OWN}/{name}"] = total / over(steps, total).to(total.dtype)
+def end_round(state: ClientState, steps: Tensor) -> None:
+    """c_k becomes the mean gradient of the round; steps: how many it had [K]."""
+    total = state.flat[SUM]
+    state.flat[OWN] = total / steps.to(total)[:, None]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +14,13 @@ from fedcore.algorithms import Algorithm
 from fedcore.batch import Batch, TrainData
 from fedcore.clients import control, learn
 from fedcore.clients.lanes import over_clients
-from fedcore.clients.optim import Hyper, over
+from fedcore.clients.layout import Layout, Tensors
+from fedcore.clients.optim import Hyper
 from fedcore.clients.readings import READINGS, Totals
 from fedcore.clients.room import Answer, Room, is_out_of_memory
-from fedcore.clients.state import ClientState, Tensors
+from fedcore.clients.state import ClientState
 from fedcore.clients.step import Lane, Setup, Targets, local_step, look
+from fedcore.clients.store import Store, on_device, sent
 from fedcore.clients.within import DONE, TO_DO, LaneRound, Within
 from fedcore.models.proto_head import ProtoHead
 from fedcore.objective.anchors import ANCHORS
@@ -49,6 +52,15 @@ class Upload(NamedTuple):
     readings: Tensor  # [K, len(READINGS) + n] per client, the columns READINGS, then n loss terms
 
 
+class Fold(Protocol):
+    """What adds up the models of a round, lane by lane."""
+
+    limit: Tensor  # []; no magnitude of a client's model may be above it
+
+    def add(self, clients: Sequence[int], part: ClientState) -> None:
+        """These clients are through."""
+
+
 class ClientGroup:
     """K clients with persistent state; those of a lane train at once. There is one code path."""
 
@@ -64,29 +76,59 @@ class ClientGroup:
         epochs: int,
         autocast: bool = False,
         out_of_memory: Answer = "fail",
+        channels_last: bool = False,
+        keep_models: bool = True,
+        store: Callable[[ClientState, torch.device], Store] = on_device,
     ) -> None:
         self.lanes = [list(lane) for lane in lanes]
         self.clients = sorted(k for lane in self.lanes for k in lane)
+        self._row = {client: i for i, client in enumerate(self.clients)}
         self.data, self.model, self.algorithm, self.hyper = data, model, algorithm, hyper
         self.setup = Setup(model, algorithm, hyper, autocast)
         self.rounds, self.epochs, self.room = rounds, epochs, Room(out_of_memory)
-        self.label_counts = self._stack([data.label_counts(k) for k in self.clients])  # [K, C]
-        first = algorithm.rule.first_log_var(self.label_counts)
-        like = model.prototypes
-        self.state = ClientState.start(
+        self.device = model.prototypes.device
+        counts = self._stack([data.label_counts(k) for k in self.clients])
+        one = ClientState.start(
             dict(model.named_parameters()),
             dict(model.named_buffers()),
-            first.to(like.device, like.dtype),
+            torch.zeros(1, 2, dtype=model.prototypes.dtype, device=self.device),
+            channels_last,
         )
-        if algorithm.control_variates:
-            self.state.keep(control.OWN, self.state.params)
+        self._first, self.keeps_models = one, keep_models  # the start of every client
+        self.store = store(self._at_start(one, counts), self.device)
+        self.label_counts = counts.to(self.device)  # [K, C]
         self.within: Within | None = None  # of the round that is under way
-        if isinstance(algorithm.rule.learner, GradNorm):
-            self.state.kept[learn.FIRST] = torch.zeros_like(self.state.log_var)
+        self.fold: Fold | None = None  # of its models, if they are averaged
+        self._start: tuple[int, ClientState] | None = None  # of which round, and what it gave
 
     def _stack(self, counts: list[Tensor]) -> Tensor:
         classes = self.model.prototypes.shape[0]
         return torch.stack(counts) if counts else torch.zeros(0, classes, dtype=torch.int64)
+
+    def _at_start(self, one: ClientState, counts: Tensor) -> ClientState:
+        """The clients before the first round: what is kept of each."""
+        state = one.take(torch.zeros(1, dtype=torch.int64))
+        if not self.keeps_models:
+            state = state.without_model()
+        if self.algorithm.control_variates:
+            state.keep(control.OWN)
+        if self.hyper.carry_momentum:
+            state.forget_momentum()
+        if isinstance(self.algorithm.rule.learner, GradNorm):
+            state.kept[learn.FIRST] = torch.zeros_like(state.log_var)
+        state = state.repeated(len(counts))
+        state.log_var = self.algorithm.rule.first_log_var(counts).to(state.log_var)
+        return state
+
+    @property
+    def layout(self) -> Layout:
+        """How the parameters of a client lie in its row."""
+        return self._first.layout
+
+    @property
+    def state(self) -> ClientState:
+        """All clients of this rank, at rest."""
+        return self.store.state
 
     def train(self, order: Order, tick: Ticker = lambda samples: None) -> Upload:
         """All local epochs of this round for the participants of this rank."""
@@ -105,10 +147,12 @@ class ClientGroup:
         is done so far. The next call goes on from there.
         """
         if self.within is None:
-            self.within = self._begin(order)
-        while lane := self._next_lane(self.within, self._taking_part(order)):
+            self.within = self.nothing_done()
+        work = self.within
+        queue = self._queue(work, order)
+        while lane := self._next_lane(work, queue, order):
             try:
-                if not self._go_on(self.within, lane, order, tick, pause):
+                if not self._go_on(work, lane, order, tick, pause):
                     return False
                 continue
             except (RuntimeError, MemoryError) as error:
@@ -116,7 +160,8 @@ class ClientGroup:
                     raise
                 why = str(error)
             # outside of the handler: the error holds on to the tensors of the step
-            self.room.make(self.within, lane, [self.clients[i] for i in lane.rows], why)
+            self.room.make(work, lane, [self.clients[i] for i in lane.rows], why)
+            queue = self._queue(work, order)
         return True
 
     @property
@@ -127,75 +172,113 @@ class ClientGroup:
 
     def finish(self, order: Order) -> Upload:
         """What came of the round, once all of it is done."""
-        work, self.within = self.within, None
+        work, self.within, self._start = self.within, None, None
         assert work is not None, "advance comes first"
-        if not self.hyper.carry_momentum:  # neither held nor saved between rounds
-            self.state.memory = {}
-        return self._upload([i for i in self._taking_part(order) if work.done[i] == DONE], work)
-
-    def _taking_part(self, order: Order) -> list[int]:
-        """The rows of this rank's participants."""
-        return [i for i, k in enumerate(self.clients) if k in order.participants]
-
-    def _begin(self, order: Order) -> Within:
-        """Nothing of the round is done."""
-        if order.weights is not None:
-            self.load(order.weights)
-        if not self.state.memory:
-            self.state.forget_momentum()
-        return self.nothing_done()
+        rows = (work.done == DONE).nonzero().flatten()
+        here = sent(rows, self.device)
+        uploads = work.uploads
+        if uploads is None:
+            uploads = self.state.params["prototypes"]
+        return Upload(
+            torch.tensor(self.clients, dtype=torch.int64)[rows],
+            uploads[rows.to(uploads.device)].to(self.device),
+            self.label_counts[here],
+            work.table[here],
+        )
 
     def nothing_done(self) -> Within:
         """The work of a round in which no client has trained."""
-        prototypes, width = self.state.params["prototypes"], len(READINGS)
-        table = prototypes.new_zeros(
-            len(self.clients), width + len(self.algorithm.terms), dtype=torch.float64
-        )
-        means = torch.zeros_like(prototypes) if self.algorithm.upload == "mean_features" else None
-        return Within(torch.full((len(self.clients),), TO_DO), table, means)
+        clients, like = len(self.clients), self.model.prototypes
+        width = len(READINGS) + len(self.algorithm.terms)
+        table = like.new_zeros(clients, width, dtype=torch.float64)
+        uploads = None
+        if self.algorithm.upload == "mean_features" or not self.keeps_models:
+            uploads = like.detach().new_zeros(clients, *like.shape)
+        return Within(torch.full((clients,), TO_DO), table, uploads)
 
     def go_on_from(self, work: Tensors, under_way: Sequence[int], lanes: Tensors) -> None:
         """Be in the middle of a round: what `Within.tensors` (rows of `clients`) and
         `Within.under_way` gave, on whichever ranks. The state is filled already."""
         self.within = self.nothing_done()
         self.within.fill(work)
-        self.within.take(self.clients, under_way, lanes, self.state)
+        self.within.take(self.clients, under_way, lanes, self._first)
 
     def models(self, clients: Collection[int]) -> Iterator[tuple[list[int], Tensors]]:
         """The models of this rank's clients that are among `clients`, lane by lane: ids [k], and
         parameters and buffers, each [k, ...] on the device. In a fixed order."""
-        row = {client: i for i, client in enumerate(self.clients)}
-        for lane in self.lanes:
-            if ids := [k for k in lane if k in clients]:
-                rows = torch.tensor([row[k] for k in ids])
-                yield ids, {k: v[rows] for k, v in self.state.model_tensors().items()}
+        for ids, part in self.parts(clients):
+            yield ids, part.model_tensors()
 
-    def load(self, weights: Tensors) -> None:
-        """Overwrite every client's model with `weights` (each [...], no client axis)."""
-        for name, value in self.state.model_tensors().items():
-            value.copy_(weights[name].expand_as(value))
+    def parts(self, clients: Collection[int]) -> Iterator[tuple[list[int], ClientState]]:
+        """The same with all that is kept of them."""
+        lanes = [ids for lane in self.lanes if (ids := [k for k in lane if k in clients])]
+        rows = [torch.tensor([self._row[k] for k in ids]) for ids in lanes]
+        for number, ids in enumerate(lanes):
+            part = self.store.take(rows[number])
+            if number + 1 < len(lanes):
+                self.store.ahead(rows[number + 1])
+            yield ids, part
 
-    def _next_lane(self, work: Within, taking_part: list[int]) -> LaneRound | None:
-        """One that is under way, else the next with clients to do, else None.
+    def _queue(self, work: Within, order: Order) -> deque[list[int]]:
+        """Rows of the lanes that no one has begun, the longest client of each first.
 
         Lanes are the same on any number of ranks.
         """
+        taken = {row for lane in work.lanes for row in lane.rows}
+        done, queue = work.done.tolist(), deque[list[int]]()
+        for lane in self.lanes:
+            rows = [self._row[k] for k in lane if k in order.participants]
+            left = [row for row in rows if done[row] == TO_DO and row not in taken]
+            if left:
+                queue.append(sorted(left, key=lambda row: -self.data.steps(self.clients[row])))
+        return queue
+
+    def _next_lane(self, work: Within, queue: deque[list[int]], order: Order) -> LaneRound | None:
+        """One that is under way, else the next of the queue, else None."""
         if work.lanes:
             return work.lanes[0]
-        row, to_do = {client: i for i, client in enumerate(self.clients)}, set(taking_part)
-        for lane in self.lanes:
-            left = work.left([row[k] for k in lane if row[k] in to_do])
-            if left:
-                return self._enter(work, left[: self.room.width])
-        return None
+        if not queue:
+            return None
+        rows = self._popped(queue)
+        part = self.store.take(torch.tensor(rows))
+        if queue:
+            self._announce(queue[0][: self.room.width], order)
+        work.lanes.append(LaneRound(rows, self._begun(part, order)))
+        return work.lanes[0]
 
-    def _enter(self, work: Within, rows: list[int]) -> LaneRound:
-        """A lane of these rows, at the start of the round."""
-        lane = LaneRound(rows, self.state.take(torch.tensor(rows)))
+    def _popped(self, queue: deque[list[int]]) -> list[int]:
+        """The next lane, which fits into memory; what does not is left in the queue."""
+        rows = queue.popleft()
+        if rest := rows[self.room.width or len(rows) :]:
+            queue.appendleft(rest)
+        return rows[: self.room.width]
+
+    def _announce(self, rows: list[int], order: Order) -> None:
+        """These clients will be next: what is far away is fetched meanwhile."""
+        self.store.ahead(torch.tensor(rows))
+
+    def _begun(self, part: ClientState, order: Order) -> ClientState:
+        """The clients of a lane at the start of the round."""
+        start = self.start_of(order)
+        if start is not None:
+            part.take_model(start)
+        if not self.hyper.carry_momentum:
+            part.forget_momentum()
         if self.algorithm.control_variates:
-            control.begin_round(lane.part)
-        work.lanes.append(lane)
-        return lane
+            control.begin_round(part)
+        return part
+
+    def start_of(self, order: Order) -> ClientState | None:
+        """The one model [1, ...] that all start the round from; None if each has its own."""
+        if self.algorithm.mode != "averaged":
+            return None
+        if self._start is None or self._start[0] != order.round:
+            start = self._first
+            if order.weights is not None:
+                start = start.take(torch.zeros(1, dtype=torch.int64))
+                start.load(order.weights)
+            self._start = (order.round, start)
+        return self._start[1]
 
     def _go_on(
         self,
@@ -206,40 +289,56 @@ class ClientGroup:
         pause: Callable[[], bool],
     ) -> bool:
         """Train a lane until the round is over for it; False if it paused before that."""
-        ids, rows = [self.clients[i] for i in lane.rows], torch.tensor(lane.rows)
         for epoch in range(lane.epoch, self.epochs):
-            like = lane.part.log_var
+            like = self.model.prototypes
             at = progress(order.round, self.rounds, epoch, self.epochs, order.spread, like=like)
-            fixed = self._fixed(rows, order, at)
-            if not self._epoch(ids, lane, fixed, order, at, tick, pause):
+            fixed = self._fixed(lane.rows, order, at)
+            if not self._epoch(lane, fixed, order, at, tick, pause):
                 return False
             if epoch + 1 < self.epochs:
                 lane.epoch, lane.step = epoch + 1, 0
-        if self.algorithm.control_variates:
-            control.end_round(lane.part, self.state.steps[rows])
-        means = None
-        if self.algorithm.upload == "mean_features":
-            means = self._mean_features(ids, lane.part, fixed, order)
-        lane.part.drop("round")
-        self.state.put(rows, lane.part)
-        work.finish(lane, lane.totals.readings(lane.part, self.algorithm), means)
+        self._end(work, lane, fixed, order)
         return True
 
-    def _fixed(self, rows: Tensor, order: Order, at: Progress) -> Lane:
-        """A lane's label counts, and its anchors: the same for all, or each client's own path.
+    def _end(self, work: Within, lane: LaneRound, fixed: Lane, order: Order) -> None:
+        """The round is over for a lane: its upload, its models, its readings, and its rest."""
+        ids, rows, part = self._ids(lane), torch.tensor(lane.rows), lane.part
+        if self.algorithm.control_variates:
+            steps = torch.tensor([self.epochs * self.data.steps(k) for k in ids])
+            control.end_round(part, sent(steps, self.device))
+        upload = part.params["prototypes"]
+        if self.algorithm.upload == "mean_features":
+            upload = self._mean_features(ids, part, fixed, order)
+        part.drop("round")
+        limit = torch.tensor(torch.inf) if self.fold is None else self.fold.limit
+        work.finish(lane, lane.totals.readings(part, self.algorithm, limit), upload)
+        if self.fold is not None:
+            self.fold.add(ids, part)
+        self.store.put(rows, part)
 
-        While a lane is under way, the group's state is still that of the round's start.
-        """
-        start = self.state.params["prototypes"][rows]
-        counts = self.label_counts[rows].to(start.device)
+    def _ids(self, lane: LaneRound) -> list[int]:
+        return [self.clients[i] for i in lane.rows]
+
+    def _fixed(self, rows: list[int], order: Order, at: Progress) -> Lane:
+        """A lane's label counts, and its anchors: the same for all, or each client's own path."""
+        counts = self.label_counts[sent(torch.tensor(rows), self.device)]
         anchors, name = order.targets.anchors, self.algorithm.anchor
         if name is not None:
-            anchors = ANCHORS.get(name).target(anchors, start, at.local)
+            anchors = ANCHORS.get(name).target(
+                anchors, self._first_prototypes(rows, order), at.local
+            )
         return Lane(counts, anchors.expand(len(rows), *order.targets.anchors.shape))
+
+    def _first_prototypes(self, rows: list[int], order: Order) -> Tensor:
+        """Prototypes [k, C, D] at the start of the round."""
+        start = self.start_of(order)
+        if start is not None:
+            one = start.params["prototypes"]
+            return one.expand(len(rows), *one.shape[1:])
+        return self.store.prototypes(torch.tensor(rows))
 
     def _epoch(
         self,
-        ids: list[int],
         lane: LaneRound,
         fixed: Lane,
         order: Order,
@@ -248,25 +347,32 @@ class ClientGroup:
         pause: Callable[[], bool],
     ) -> bool:
         """What is left of one local epoch of a lane; False if it paused before the end."""
-        sizes, learner = [self.data.trained(k) for k in ids], self.algorithm.rule.learner
+        ids, learner = self._ids(lane), self.algorithm.rule.learner
+        sizes = [self.data.trained(k) for k in ids]
         horizon = learner.horizon if isinstance(learner, Hypergradient) else 0
-        epoch, batches = lane.epoch, self.data.epoch(ids, order.round, lane.epoch, lane.step)
+        batches = self.data.epoch(ids, order.round, lane.epoch, lane.step)
         for number, batch in enumerate(batches, lane.step):
             if pause():
                 return False
+            working, rows = batch.labels.shape  # the others' epoch is over
             held_out = None
             if horizon and number % horizon == 0:
                 learn.begin_window(lane.part)
             if horizon and (number + 1) % horizon == 0:
-                held_out = self.data.held_out(ids, order.round, epoch, number)
-            lane.part, step = local_step(
-                self.setup, lane.part, batch, fixed, order.targets, at, held_out
+                held_out = self.data.held_out(ids[:working], order.round, lane.epoch, number)
+            step = local_step(
+                self.setup,
+                lane.part.first(working),
+                batch,
+                fixed.first(working),
+                order.targets,
+                at,
+                held_out,
             )
             lane.totals = lane.totals if number else Totals()
-            lane.totals.add(step, batch.active)
+            lane.totals.add(step)
             lane.step = number + 1
-            rows = batch.labels.shape[1]
-            tick(sum(min(rows, max(0, n - number * rows)) for n in sizes))
+            tick(sum(min(rows, max(0, n - number * rows)) for n in sizes[:working]))
         return True
 
     @torch.no_grad()
@@ -288,18 +394,10 @@ class ClientGroup:
         self.model.eval()
         try:
             for batch in self.data.epoch(ids, order.round, self.epochs):
-                found = over_clients(sums, part.params, part.buffers, batch, fixed)
-                total += found * over(batch.active, found)
+                k = len(batch.labels)
+                working = part.first(k)
+                found = over_clients(sums, working.params, working.buffers, batch, fixed.first(k))
+                total[:k] += found
         finally:
             self.model.train()
         return total[:, :, :-1] / total[:, :, -1:].clamp(min=1)
-
-    def _upload(self, rows: list[int], work: Within) -> Upload:
-        prototypes = self.state.params["prototypes"] if work.means is None else work.means
-        chosen = torch.tensor(rows, dtype=torch.int64)
-        return Upload(
-            torch.tensor([self.clients[i] for i in rows], dtype=torch.int64),
-            prototypes[chosen],
-            self.label_counts[chosen],
-            work.table[chosen],
-        )

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedcore.clients.optim import Hyper, over
-from fedcore.clients.state import ClientState, Tensors
+from fedcore.clients.optim import Hyper, subtract
+from fedcore.clients.state import ClientState
 from fedcore.objective.learners import GradNorm, Hypergradient, Learner
 from fedcore.objective.weighting import LOG_VAR_LIMIT, Weighted
 from fedcore.schedule import Progress
@@ -20,67 +20,80 @@ FIRST = "first_losses"  # kept [K, 2]: B and A of a client's first step; 0 = not
 TANGENT, TANGENT_MEMORY = "round/tangent", "round/tangent_memory"
 
 
+class Leaves(NamedTuple):
+    """What a step differentiates by."""
+
+    weights: Tensor  # [K, P]
+    log_var: Tensor | None  # [K, 2], where the sigma loss moves them
+    prototypes: Tensor  # [K, C, D] views of `weights`
+
+
 class Slopes(NamedTuple):
     """The gradients of one step, and what a learner of lambda found beside them."""
 
-    grads: Tensors  # of the loss, by leaf; each [K, ...]
-    kept: Tensors  # what the state then keeps
+    weights: Tensor  # of the loss [K, P]
+    log_var: Tensor | None  # of the sigma loss [K, 2]
     rest: Tensor  # [K] raw lambda at which a balance of gradients rests; NaN without one
-    log_var: Tensor | None = None  # [K, 2] gradient in (l, a), found another way; not clipped
-    direct: Tensors | None = None  # lambda grad A, by leaf: d grads / d log lambda at fixed weights
-    curved: Tensors | None = None  # H Z, by leaf; None where Z is zero
+    unclipped: Tensor | None = None  # [K, 2] gradient in (l, a), found another way; not clipped
+    direct: Tensor | None = None  # lambda grad A [K, P]: d grads / d log lambda at fixed weights
+    curved: Tensor | None = None  # H Z [K, P]; None where Z is zero
 
 
 def slopes(
     learner: Learner | None,
     state: ClientState,
-    leaves: Tensors,
+    leaves: Leaves,
     base: Tensor,
     align: Tensor,
     used: Weighted,
 ) -> Slopes:
-    """Everything that is differentiated in a step. Losses [K]; leaves each [K, ...]."""
+    """Everything that is differentiated in a step. Losses [K]; clients share no tensor, so the
+    gradient of their sum is each one's own."""
     none = torch.full_like(base.detach(), torch.nan)
-    # clients share no tensor: the gradient of the sum is each client's own gradient
     if isinstance(learner, GradNorm):
-        first, leaf = state.kept[FIRST], leaves["prototypes"]
-        pull, rest, first = gradnorm(learner, base, align, leaf, used, first)
-        return Slopes(gradients(used.loss, leaves), state.kept | {FIRST: first}, rest, pull)
+        pull, rest = gradnorm(learner, base, align, leaves.prototypes, used, state.kept[FIRST])
+        return Slopes(gradient(used.loss, leaves.weights), None, rest, pull)
     if isinstance(learner, Hypergradient):
         again = learner.horizon > 1  # in a window of one step Z is zero, and H Z with it
-        direct = gradients(used.effective * align, leaves, keep=True)
-        grads = gradients(used.loss, leaves, again=again)
-        curved = hessian_times(grads, leaves, state.kept_under(TANGENT)) if again else None
-        return Slopes(grads, dict(state.kept), none, None, direct, curved)
-    return Slopes(gradients(used.loss, leaves), dict(state.kept), none)
+        direct = gradient(used.effective * align, leaves.weights, keep=True)
+        grads = gradient(used.loss, leaves.weights, again=again)
+        curved = None
+        if again:
+            curved = hessian_times(grads, leaves.weights, state.flat[TANGENT])
+        return Slopes(grads.detach(), None, none, None, direct, curved)
+    if leaves.log_var is None:
+        return Slopes(gradient(used.loss, leaves.weights), None, none)
+    grads, pull = torch.autograd.grad(
+        used.loss.sum(), (leaves.weights, leaves.log_var), materialize_grads=True
+    )
+    return Slopes(grads, pull, none)
 
 
-def gradients(
-    losses: Tensor, leaves: Tensors, *, keep: bool = False, again: bool = False
-) -> Tensors:
-    """d sum(losses) / d leaf by name. keep: the graph stays; again: they can be differentiated."""
-    found = torch.autograd.grad(
+def gradient(losses: Tensor, leaf: Tensor, *, keep: bool = False, again: bool = False) -> Tensor:
+    """d sum(losses) / d leaf. keep: the graph stays; again: it can be differentiated again."""
+    (found,) = torch.autograd.grad(
         losses.sum(),
-        list(leaves.values()),
+        leaf,
         retain_graph=keep or again,
         create_graph=again,
         allow_unused=True,
         materialize_grads=True,
     )
-    return dict(zip(leaves, found, strict=True))
+    return found
 
 
 def norm_of(loss: Tensor, leaf: Tensor) -> Tensor:
     """Norm [K] of d loss_k / d leaf_k; the graph stays for the step's own gradient."""
-    grad = gradients(loss, {"leaf": leaf}, keep=True)["leaf"]
-    norm: Tensor = torch.linalg.vector_norm(grad.flatten(1), dim=1)
+    norm: Tensor = torch.linalg.vector_norm(gradient(loss, leaf, keep=True).flatten(1), dim=1)
     return norm
 
 
 def gradnorm(
     learner: GradNorm, base: Tensor, align: Tensor, leaf: Tensor, used: Weighted, first: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradient of the GradNorm loss in (l, a) [K, 2], raw lambda* [K], and the first losses [K, 2].
+) -> tuple[Tensor, Tensor]:
+    """Gradient of the GradNorm loss in (l, a) [K, 2], and raw lambda* [K].
+
+    first [K, 2]: B and A of each client's first step; filled in at that step.
 
     The loss |G_A - mean(G) r_A^alpha| with G_B = |grad B|, G_A = lambda |grad A| at the leaf (the
     prototypes), r the relative inverse training rate, its target held fixed (Chen et al. 2018,
@@ -89,7 +102,7 @@ def gradnorm(
     G_B, unit = norm_of(base, leaf), norm_of(align, leaf)
     with torch.no_grad():
         losses = torch.stack([base, align], 1)
-        first = torch.where(first > 0, first, losses)
+        first.copy_(torch.where(first > 0, first, losses))
         ratio = losses / first.clamp(min=torch.finfo(first.dtype).tiny)
         pull = (ratio[:, 1] / ratio.mean(1)).nan_to_num(1.0) ** learner.asymmetry
         G_A = used.effective * unit
@@ -97,48 +110,43 @@ def gradnorm(
         share = used.effective / used.raw  # s, where it is placed on the weights
         rest = G_B * pull / (unit * (2 - pull) * share)
         rest = torch.where(pull < 2, rest, torch.inf)
-    return torch.stack([slope, torch.zeros_like(slope)], 1), rest, first
+    return torch.stack([slope, torch.zeros_like(slope)], 1), rest
 
 
-def hessian_times(grads: Tensors, leaves: Tensors, direction: Tensors) -> Tensors:
-    """H v by name, from gradients that can be differentiated again (Pearlmutter 1994)."""
-    inner = torch.stack([(g * direction[k]).sum() for k, g in grads.items() if g.requires_grad])
-    return gradients(inner, leaves)
+def hessian_times(grads: Tensor, leaf: Tensor, direction: Tensor) -> Tensor:
+    """H v [K, P], from gradients that can be differentiated again (Pearlmutter 1994)."""
+    if not grads.requires_grad:
+        return torch.zeros_like(leaf)
+    return gradient(grads * direction, leaf)
 
 
 def tangent_step(
     state: ClientState,
-    direct: Tensors,
-    curved: Tensors | None,
+    direct: Tensor,
+    curved: Tensor | None,
     scale: Tensor,
     hyper: Hyper,
     at: Progress,
-) -> Tensors:
-    """Z = d w / d log lambda after one step of `sgd`, to be kept.
+) -> None:
+    """Z = d w / d log lambda after one step of `sgd`, in place.
 
     Z_m <- mu Z_m + c (H Z + lambda grad A) + wd Z, Z <- Z - lr Z_m; the clip's c [K] is held fixed.
-    direct: lambda grad A; curved: H Z, None where Z is zero.
+    direct: lambda grad A; curved: H Z, None where Z is zero. Each [K, P].
     """
-    lr, kept = hyper.lr * hyper.lr_schedule(at), {}
-    tangent, memory = state.kept_under(TANGENT), state.kept_under(TANGENT_MEMORY)
-    for name, grad in direct.items():
-        turned = grad + curved[name] if curved else grad
-        slope = turned * over(scale.to(grad.dtype), grad) + hyper.weight_decay * tangent[name]
-        kept[f"{TANGENT_MEMORY}/{name}"] = hyper.momentum * memory[name] + slope
-        kept[f"{TANGENT}/{name}"] = tangent[name] - lr * kept[f"{TANGENT_MEMORY}/{name}"]
-    return kept
+    tangent, memory = state.flat[TANGENT], state.flat[TANGENT_MEMORY]
+    turned = direct if curved is None else direct + curved
+    slope = turned * scale.to(turned.dtype)[:, None] + hyper.weight_decay * tangent
+    memory.mul_(hyper.momentum).add_(slope)
+    subtract(tangent, memory, hyper.lr * hyper.lr_schedule(at))
 
 
 def begin_window(state: ClientState) -> None:
     """Start the tangents of a window of `horizon` steps at zero."""
-    for prefix in (TANGENT, TANGENT_MEMORY):
-        state.keep(prefix, state.params)
+    for name in (TANGENT, TANGENT_MEMORY):
+        state.keep(name)
 
 
-def follow(state: ClientState, held_out: Tensors, learner: Hypergradient) -> Tensor:
-    """log_var [K, 2] after l <- l - rate <grad E, Z>; held_out: grad E at the new weights."""
-    tangent = state.kept_under(TANGENT)
-    products = [(held_out[k] * z).flatten(1).sum(1) for k, z in tangent.items()]
-    slope = torch.stack(products).sum(0)
-    local = (state.log_var[:, 0] - learner.rate * slope).clamp(-LOG_VAR_LIMIT, LOG_VAR_LIMIT)
-    return torch.stack([local, state.log_var[:, 1]], 1)
+def follow(state: ClientState, held_out: Tensor, learner: Hypergradient) -> None:
+    """l <- l - rate <grad E, Z>, in place; held_out: grad E [K, P] at the new weights."""
+    slope = (held_out * state.flat[TANGENT]).sum(1)
+    state.log_var[:, 0].sub_(learner.rate * slope).clamp_(-LOG_VAR_LIMIT, LOG_VAR_LIMIT)

@@ -1,13 +1,14 @@
-"""The optimiser on stacked tensors: SGD with momentum, and the per-client clip of the gradient."""
+"""The optimiser on flat rows: SGD with momentum, and the per-client clip of the gradient."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedcore.clients.state import ClientState, Tensors
+from fedcore.clients.state import LOG_VAR_MEMORY, MEMORY, ClientState
 from fedcore.objective.weighting import LOG_VAR_LIMIT
 from fedcore.schedule import Progress, Schedule
 
@@ -25,18 +26,21 @@ class Hyper:
     carry_momentum: bool
 
 
-def clip_each(grads: Tensors, max_norm: float) -> tuple[Tensors, Tensor, Tensor]:
-    """Scale each client's gradient to norm <= max_norm; also the scale [K] and the norm [K] before.
+def clip_each(grads: Tensor, pull: Tensor | None, max_norm: float) -> tuple[Tensor, Tensor]:
+    """Scale each client's gradient to norm <= max_norm, in place; the scale [K], the norm [K].
 
-    Squares of the log-variances' gradient are taken in float64: a loss far from its variance has
-    one that float32 cannot square, and an infinite norm would stop all of the client's parameters.
+    grads [K, P] of the parameters; pull [K, 2] of the log-variances. Its squares are taken in
+    float64: a loss far from its variance has a gradient that float32 cannot square, and an infinite
+    norm would stop all of the client's parameters.
     """
-    wide = {k: g.double() if k == "log_var" else g for k, g in grads.items()}
-    squares = [g.flatten(1).square().sum(1).double() for g in wide.values()]
-    norm = torch.stack(squares).sum(0).sqrt()
+    norm: Tensor = torch.linalg.vector_norm(grads, dim=1).double()
+    if pull is not None:
+        norm = (norm.square() + pull.double().square().sum(1)).sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1)
-    clipped = {k: (g * over(scale.to(wide[k].dtype), g)).to(g.dtype) for k, g in grads.items()}
-    return clipped, scale, norm
+    grads.mul_(scale.to(grads.dtype)[:, None])
+    if pull is not None:
+        pull.copy_(pull * scale[:, None])
+    return scale, norm
 
 
 def over(values: Tensor, like: Tensor) -> Tensor:
@@ -44,24 +48,35 @@ def over(values: Tensor, like: Tensor) -> Tensor:
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
-def sgd(state: ClientState, grads: Tensors, hyper: Hyper, at: Progress) -> ClientState:
-    """m <- mu m + g + wd w; w <- w - lr m (Sutskever et al. 2013, in torch's form).
+def sgd(
+    state: ClientState,
+    grads: Tensor,
+    pull: Tensor | None,
+    hyper: Hyper,
+    at: Progress,
+    fixed: Sequence[str] = (),
+) -> None:
+    """m <- mu m + g + wd w; w <- w - lr m (Sutskever et al. 2013, in torch's form), in place.
 
-    Log-variances have their own rate, no decay, and stay within LOG_VAR_LIMIT.
+    grads [K, P] is used up; fixed: parameters that stay. Log-variances (pull [K, 2]; None = nothing
+    moves them) have their own rate, no decay, and stay within LOG_VAR_LIMIT.
     """
-    lr = hyper.lr * hyper.lr_schedule(at)
-    memory, moved = {}, {}
-    for name, value in state.moved_tensors().items():
-        grad = grads.get(name)
-        if grad is None:  # a lambda that no gradient moves, a classifier that is fixed
-            memory[name], moved[name] = state.memory[name], value
-            continue
-        own = name == "log_var"
-        if hyper.weight_decay and not own:
-            grad = grad + hyper.weight_decay * value
-        memory[name] = hyper.momentum * state.memory[name] + grad
-        moved[name] = value - (hyper.lr_log_var if own else lr) * memory[name]
-    log_var = moved.pop("log_var")
-    if "log_var" in grads:
-        log_var = log_var.clamp(-LOG_VAR_LIMIT, LOG_VAR_LIMIT)
-    return ClientState(moved, state.buffers, log_var, memory, state.steps + 1, state.kept)
+    memory = state.flat[MEMORY]
+    if hyper.weight_decay:
+        grads.add_(state.weights, alpha=hyper.weight_decay)
+        for name in fixed:
+            state.layout.views(grads)[name].zero_()
+    memory.mul_(hyper.momentum).add_(grads)
+    subtract(state.weights, memory, hyper.lr * hyper.lr_schedule(at))
+    if pull is not None:
+        own = state.kept[LOG_VAR_MEMORY].mul_(hyper.momentum).add_(pull)
+        state.log_var.sub_(hyper.lr_log_var * own).clamp_(-LOG_VAR_LIMIT, LOG_VAR_LIMIT)
+    state.steps.add_(1)
+
+
+def subtract(values: Tensor, other: Tensor, rate: Tensor) -> None:
+    """values <- values - rate other, in place; rate []. Nothing is waited for."""
+    if rate.device.type == "cpu":
+        values.sub_(other, alpha=float(rate))  # as a number: a tensor would be read as often as P
+    else:
+        values.addcmul_(other, -rate)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fedcore.algorithms import Algorithm
-from fedcore.clients.optim import over
-from fedcore.clients.state import ClientState, Tensors
+from fedcore.clients.layout import Tensors
+from fedcore.clients.state import ClientState
 from fedcore.clients.step import StepReadings
 
 READINGS = (
@@ -25,60 +25,60 @@ READINGS = (
 
 
 class Totals:
-    """Readings of one local epoch: means of the losses, the last step's lambda. No sync in here."""
+    """Readings of one local epoch: sums, and those of the last step. No sync in here."""
 
-    def __init__(self) -> None:
-        self.steps: Tensor | None = None  # [K] steps so far
+    def __init__(self, sums: Tensor | None = None, last: Tensor | None = None) -> None:
+        self.sums, self.last = sums, last  # [K, 6 + n] float64; None before the first step
+        self.steps = torch.zeros(0 if sums is None else len(sums), dtype=torch.int64)  # [K]
 
-    def add(self, step: StepReadings, active: Tensor) -> None:
-        on = active.to(step.terms.dtype)
-        if self.steps is None:
-            self.steps, self.terms = on, step.terms * on[:, None]
-            self.base, self.align, self.last = step.base * on, step.align * on, step
+    def add(self, step: StepReadings) -> None:
+        """One step of the first k clients; of all of them if it is the first."""
+        terms, *rest = step
+        row = torch.cat([torch.stack([x.double() for x in rest], 1), terms.double()], 1)
+        if self.sums is None or self.last is None:
+            self.sums, self.last = row, row.clone()
+            self.steps = torch.ones(len(row), dtype=torch.int64)
             return
-        self.steps = self.steps + on
-        self.terms = self.terms + step.terms * on[:, None]
-        self.base, self.align = self.base + step.base * on, self.align + step.align * on
-        keep = [
-            torch.where(over(active, new), new, old)
-            for new, old in zip(step, self.last, strict=True)
-        ]
-        self.last = StepReadings(*keep)
+        self.sums[: len(row)] += row
+        self.last[: len(row)] = row
+        self.steps[: len(row)] += 1
 
     def tensors(self) -> Tensors:
         """All of it by name, each [K, ...]; nothing before the first step."""
-        if self.steps is None:
+        if self.sums is None or self.last is None:
             return {}
-        sums = {"steps": self.steps, "terms": self.terms, "base": self.base, "align": self.align}
-        return sums | {f"last/{k}": v for k, v in self.last._asdict().items()}
+        return {"sums": self.sums, "last": self.last, "steps": self.steps}
 
     @classmethod
     def of(cls, tensors: Tensors) -> Totals:
         """What `tensors` gave."""
-        totals = cls()
-        if tensors:
-            totals.steps, totals.terms = tensors["steps"], tensors["terms"]
-            totals.base, totals.align = tensors["base"], tensors["align"]
-            totals.last = StepReadings(*(tensors[f"last/{k}"] for k in StepReadings._fields))
+        if not tensors:
+            return cls()
+        totals = cls(tensors["sums"], tensors["last"])
+        totals.steps = tensors["steps"].cpu()
         return totals
 
-    def readings(self, state: ClientState, algorithm: Algorithm) -> Tensor:
-        """[K, len(READINGS) + n] float64 in the order of READINGS, then the terms."""
-        assert self.steps is not None  # a client with samples has at least one step
-        finite = torch.isfinite(self.base) & torch.isfinite(self.last.norm)
-        for tensor in state.model_tensors().values():
-            if tensor.is_floating_point():
-                finite = finite & torch.isfinite(tensor).flatten(1).all(1)
-        steps, last = self.steps, self.last
-        columns = [
-            self.base / steps,
-            self.align / steps,
-            last.raw,
-            last.effective,
-            *algorithm.rule.form.log_variances(state.log_var).unbind(1),
-            last.norm,
-            last.rest,
-            finite.to(last.norm.dtype),
-        ]
-        wide = [column.double() for column in columns]
-        return torch.cat([torch.stack(wide, 1), (self.terms / steps[:, None]).double()], 1)
+    def readings(self, state: ClientState, algorithm: Algorithm, limit: Tensor) -> Tensor:
+        """[K, len(READINGS) + n] float64 in the order of READINGS, then the terms.
+
+        limit []: a client with a parameter above it counts as not finite.
+        """
+        assert self.sums is not None  # a client has at least one step
+        assert self.last is not None
+        mean = self.sums / self.steps.to(self.sums.device)[:, None]
+        _, _, raw, effective, norm, rest = self.last[:, :6].unbind(1)
+        sound = torch.isfinite(mean[:, 0]) & torch.isfinite(mean[:, 1]) & torch.isfinite(norm)
+        sound &= largest(state) <= limit
+        log_variances = algorithm.rule.form.log_variances(state.log_var).double().unbind(1)
+        columns = [mean[:, 0], mean[:, 1], raw, effective, *log_variances, norm, rest]
+        return torch.cat([torch.stack([*columns, sound.double()], 1), mean[:, 6:]], 1)
+
+
+def largest(state: ClientState) -> Tensor:
+    """Largest magnitude [K] among each client's parameters and batch statistics; NaN if any is."""
+    buffers = (v.flatten(1) for v in state.buffers.values() if v.is_floating_point())
+    found = torch.zeros(len(state), dtype=torch.float64, device=state.log_var.device)
+    for values in (state.weights, *buffers):
+        low, high = torch.aminmax(values, dim=1)
+        found = torch.maximum(found, torch.maximum(high, -low).double())
+    return found

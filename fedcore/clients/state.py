@@ -2,128 +2,202 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-Tensors = dict[str, Tensor]
-GROUPS = ("params", "buffers", "memory", "kept")
+from fedcore.clients.layout import Layout, Tensors
+
+MEMORY = "memory"
+LOG_VAR_MEMORY = "log_var_memory"
 
 
 @dataclass
 class ClientState:
-    """K clients of one rank."""
+    """K clients. Their parameters are rows of one flat buffer, and so is whatever is like them."""
 
-    params: Tensors  # each [K, ...]; encoder and prototypes
+    layout: Layout
+    weights: Tensor  # [K, P] encoder and prototypes, as the layout says; [K, 0] if not kept
     buffers: Tensors  # each [K, ...]; batch-norm statistics
     log_var: Tensor  # [K, 2] log sigma^2 of (local, align)
-    memory: Tensors  # optimiser memory, keyed like params plus "log_var"; empty between rounds
     steps: Tensor  # [K] int64, optimiser steps done since the start of the run
+    flat: Tensors = field(default_factory=dict)  # each [K, P]: optimiser memory, control variates
     kept: Tensors = field(default_factory=dict)  # each [K, ...]; what only some algorithms keep
 
     @classmethod
     def start(
-        cls, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], log_var: Tensor
+        cls,
+        params: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
+        log_var: Tensor,
+        channels_last: bool = False,
     ) -> ClientState:
         """K = len(log_var) copies of one model; no optimiser memory before the first round."""
-        clients = len(log_var)
-
-        def stack(tensors: Mapping[str, Tensor]) -> Tensors:
-            return {k: v.detach().expand(clients, *v.shape).clone() for k, v in tensors.items()}
-
-        stacked = stack(params)
-        steps = torch.zeros(clients, dtype=torch.int64, device=log_var.device)
-        return cls(stacked, stack(buffers), log_var.clone(), {}, steps)
+        clients, layout = len(log_var), Layout(params, channels_last)
+        row = layout.row(params).to(log_var.device)
+        return cls(
+            layout,
+            row.expand(clients, -1).clone(),
+            {k: v.detach().expand(clients, *v.shape).clone() for k, v in buffers.items()},
+            log_var.clone(),
+            torch.zeros(clients, dtype=torch.int64, device=log_var.device),
+        )
 
     def __len__(self) -> int:
         return len(self.steps)
 
+    @property
+    def params(self) -> Tensors:
+        """Views of the parameters, each [K, ...]; none if they are not kept."""
+        return self.layout.views(self.weights) if self.weights.shape[1] else {}
+
+    @property
+    def memory(self) -> Tensors:
+        """Views of the optimiser memory, keyed like `params` plus "log_var"; mostly none."""
+        if MEMORY not in self.flat:
+            return {}
+        return self.layout.views(self.flat[MEMORY]) | {"log_var": self.kept[LOG_VAR_MEMORY]}
+
     def forget_momentum(self) -> None:
         """Start the optimiser memory at zero."""
-        self.memory = {k: torch.zeros_like(v) for k, v in self.moved_tensors().items()}
+        self.keep(MEMORY)
+        self.kept[LOG_VAR_MEMORY] = torch.zeros_like(self.log_var)
 
-    def moved_tensors(self) -> Tensors:
-        """What the optimiser moves: the parameters and `log_var`."""
-        return self.params | {"log_var": self.log_var}
+    def drop_momentum(self) -> None:
+        """Hold no optimiser memory."""
+        self.flat.pop(MEMORY, None)
+        self.kept.pop(LOG_VAR_MEMORY, None)
 
     def model_tensors(self) -> Tensors:
         """What makes a client's model: parameters and buffers, in a fixed order."""
         return self.params | self.buffers
 
-    def keep(self, prefix: str, like: Tensors) -> None:
-        """Keep a zero for each of the tensors `like`, under `prefix/name`."""
-        self.kept |= {f"{prefix}/{k}": torch.zeros_like(v) for k, v in like.items()}
+    def keep(self, name: str) -> None:
+        """Keep a zero for each parameter under that name."""
+        self.flat[name] = self.log_var.new_zeros(len(self), self.layout.size)
 
-    def kept_under(self, prefix: str) -> Tensors:
-        """The tensors kept under `prefix/`, by name."""
-        start = prefix + "/"
-        return {k.removeprefix(start): v for k, v in self.kept.items() if k.startswith(start)}
+    def kept_under(self, name: str) -> Tensors:
+        """Views of what is kept like parameters under that name, each [K, ...]."""
+        return self.layout.views(self.flat[name]) if name in self.flat else {}
 
     def drop(self, prefix: str) -> None:
-        """Forget what is kept under `prefix/`."""
-        self.kept = {k: v for k, v in self.kept.items() if not k.startswith(prefix + "/")}
+        """Forget what is kept like parameters under `prefix/`."""
+        self.flat = {k: v for k, v in self.flat.items() if not k.startswith(prefix + "/")}
 
-    def take(self, lane: Tensor) -> ClientState:
-        """The clients at rows `lane`, copied."""
-        return _each(lambda x: x[lane], self)
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Overwrite every client's model with `weights` (each [...], no client axis)."""
+        for name, value in self.model_tensors().items():
+            value.copy_(weights[name].expand_as(value))
 
-    def put(self, lane: Tensor, part: ClientState) -> None:
-        """Write a lane's clients back."""
+    def without_model(self) -> ClientState:
+        """The same clients, of whom no model is kept."""
+        nothing = self.weights[:, :0].clone()
+        return replace(self, weights=nothing, buffers={})
 
-        def write(mine: Tensor, theirs: Tensor) -> Tensor:
-            mine[lane] = theirs
-            return mine
+    def take_model(self, one: ClientState) -> None:
+        """Every client's model becomes a copy of that of a single one."""
+        clients = len(self)
+        self.weights = one.weights.expand(clients, -1).clone()
+        self.buffers = {k: v.expand(clients, *v.shape[1:]).clone() for k, v in one.buffers.items()}
 
-        _each(write, self, part)
+    def repeated(self, clients: int) -> ClientState:
+        """A single client so many times, without a copy."""
+        return self.each(lambda x: x.expand(clients, *x.shape[1:]))
+
+    def take(self, rows: Tensor) -> ClientState:
+        """The clients at these rows, copied."""
+        return self.each(lambda x: x[rows.to(x.device)])
+
+    def first(self, clients: int) -> ClientState:
+        """The first clients, sharing memory."""
+        return self if clients == len(self) else self.each(lambda x: x[:clients])
+
+    def to(self, device: torch.device) -> ClientState:
+        """The same on that device."""
+        return self.each(lambda x: x.to(device))
+
+    def put(self, rows: Tensor, part: ClientState) -> None:
+        """Write these clients back: what is held here of each."""
+        theirs = part.leaves()
+        for name, mine in self.leaves().items():
+            if name in theirs and mine.shape[1:] == theirs[name].shape[1:]:
+                mine[rows.to(mine.device)] = theirs[name].to(mine.device)
+
+    def leaves(self) -> Tensors:
+        """The tensors that hold all of it, by name."""
+        flat = {f"flat/{k}": v for k, v in self.flat.items()}
+        kept = {f"kept/{k}": v for k, v in self.kept.items()}
+        buffers = {f"buffers/{k}": v for k, v in self.buffers.items()}
+        own = {"weights": self.weights, "log_var": self.log_var, "steps": self.steps}
+        return own | buffers | flat | kept
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> ClientState:
+        """A state of what `function` makes of each tensor."""
+
+        def of(tensors: Tensors) -> Tensors:
+            return {k: function(v) for k, v in tensors.items()}
+
+        return ClientState(
+            self.layout,
+            function(self.weights),
+            of(self.buffers),
+            function(self.log_var),
+            function(self.steps),
+            of(self.flat),
+            of(self.kept),
+        )
 
     def tensors(self) -> Tensors:
         """All of it by name, each [K, ...]: `params/...`, `log_var` and so on."""
-        flat = {"log_var": self.log_var, "steps": self.steps}
-        for group in GROUPS:
-            flat |= {f"{group}/{k}": v for k, v in getattr(self, group).items()}
-        return flat
-
-    @classmethod
-    def of(cls, tensors: Tensors, like: ClientState) -> ClientState:
-        """What `tensors` gave, in the order of `like`: a sum over parameters rounds by its order,
-        and a file has them in another one."""
-        place = {name: i for i, name in enumerate([*like.model_tensors(), "log_var"])}
-        groups: dict[str, Tensors] = {group: {} for group in GROUPS}
-        for name in sorted(tensors, key=lambda name: place.get(name.rpartition("/")[2], -1)):
-            group, _, key = name.partition("/")
-            if key:
-                groups[group][key] = tensors[name]
-        return cls(log_var=tensors["log_var"], steps=tensors["steps"], **groups)
+        groups = {"params": self.params, "buffers": self.buffers, MEMORY: self.memory}
+        groups |= {f"kept/{name}": self.kept_under(name) for name in self.flat if name != MEMORY}
+        groups["kept"] = {k: v for k, v in self.kept.items() if k != LOG_VAR_MEMORY}
+        named = {f"{group}/{k}": v for group, part in groups.items() for k, v in part.items()}
+        return {"log_var": self.log_var, "steps": self.steps} | named
 
     def fill(self, name: str, rows: Tensor, values: Tensor) -> None:
         """Write `values` [len(rows), ...] of the tensor that `tensors` calls so; in place."""
-        group, _, key = name.partition("/")
-        if group == "memory" and not self.memory:
-            self.forget_momentum()
-        if group == "kept" and key not in self.kept:
-            self.kept[key] = values.new_zeros(len(self), *values.shape[1:]).to(self.log_var.device)
-        target = getattr(self, group)[key] if key else getattr(self, group)
+        target = self._held(name, values)
         target[rows.to(target.device)] = values.to(target)
 
-    def where(self, active: Tensor, other: ClientState) -> ClientState:
-        """This state for clients that are active [K], `other` for the rest."""
+    def _held(self, name: str, like: Tensor) -> Tensor:
+        """The tensor that `tensors` calls so; made if only some algorithms hold it."""
+        if name in ("log_var", "steps"):
+            return self.log_var if name == "log_var" else self.steps
+        group, _, key = name.partition("/")
+        if group == "params":
+            return self.params[key]
+        if group == "buffers":
+            return self.buffers[key]
+        if group == MEMORY:
+            if MEMORY not in self.flat:
+                self.forget_momentum()
+            return self.memory[key]
+        return self._held_beside(key, like)
 
-        def choose(mine: Tensor, theirs: Tensor) -> Tensor:
-            return torch.where(active.view(-1, *[1] * (mine.dim() - 1)), mine, theirs)
+    def _held_beside(self, key: str, like: Tensor) -> Tensor:
+        prefix, _, parameter = key.rpartition("/")
+        if prefix:
+            if prefix not in self.flat:
+                self.keep(prefix)
+            return self.kept_under(prefix)[parameter]
+        if key not in self.kept:
+            zeros = like.new_zeros(len(self), *like.shape[1:])
+            self.kept[key] = zeros.to(self.log_var.device)
+        return self.kept[key]
 
-        return _each(choose, self, other)
+    def blank(self, clients: int) -> ClientState:
+        """Room for so many clients of the same kind."""
+        return self.each(lambda x: x.new_zeros(clients, *x.shape[1:]))
 
-
-def _each(function: Any, *states: ClientState) -> ClientState:
-    """Apply `function` to the same tensor of every state."""
-    parts: list[Any] = []
-    for each in fields(ClientState):
-        values = [getattr(state, each.name) for state in states]
-        if isinstance(values[0], dict):
-            parts.append({k: function(*(v[k] for v in values)) for k in values[0]})
-        else:
-            parts.append(function(*values))
-    return ClientState(*parts)
+    @classmethod
+    def of(cls, tensors: Tensors, like: ClientState) -> ClientState:
+        """What `tensors` gave, laid out as `like`."""
+        count = len(tensors["steps"])
+        state = like.blank(count)
+        state.flat, state.kept = {}, {}
+        for name, values in tensors.items():
+            state.fill(name, torch.arange(count), values)
+        return state

@@ -14,8 +14,9 @@ from fedcore.algorithms.algorithm import term_name
 from fedcore.batch import Batch
 from fedcore.clients import control, learn
 from fedcore.clients.lanes import over_clients
+from fedcore.clients.layout import Tensors
 from fedcore.clients.optim import Hyper, clip_each, sgd
-from fedcore.clients.state import ClientState, Tensors
+from fedcore.clients.state import ClientState
 from fedcore.models.proto_head import ProtoHead
 from fedcore.objective.learners import Hypergradient
 from fedcore.objective.terms import Term
@@ -29,7 +30,7 @@ class Targets(NamedTuple):
     anchors: Tensor  # [C, D]
     global_prototypes: Tensor  # [C, D]
     weights: Tensors  # parameters of the averaged model, or of the common start
-    control: Tensors  # SCAFFOLD's c by parameter; empty for the others
+    control: Tensor  # SCAFFOLD's c [P]; empty for the others
 
 
 class Lane(NamedTuple):
@@ -37,6 +38,10 @@ class Lane(NamedTuple):
 
     label_counts: Tensor  # [K, C]
     anchors: Tensor  # [K, C, D]
+
+    def first(self, clients: int) -> Lane:
+        """That of the first clients."""
+        return Lane(self.label_counts[:clients], self.anchors[:clients])
 
 
 class StepReadings(NamedTuple):
@@ -47,7 +52,7 @@ class StepReadings(NamedTuple):
     align: Tensor  # [K]
     raw: Tensor  # [K] lambda
     effective: Tensor  # [K] lambda that multiplied the align loss
-    norm: Tensor  # [K] gradient norm before the clip
+    norm: Tensor  # [K] gradient norm before the clip, float64
     rest: Tensor  # [K] raw lambda at which a balance of gradients rests; NaN without one
 
 
@@ -96,7 +101,7 @@ def losses(
     lane: Lane,
     targets: Targets,
 ) -> Tensor:
-    """The terms of each client [K, n]. `buffers` move."""
+    """The terms of each client [K, n]. `buffers` move in place."""
 
     def of_one(params: Tensors, buffers: Tensors, sample: Batch, lane: Lane) -> Tensor:
         # no client axis in here
@@ -126,59 +131,57 @@ def local_step(
     targets: Targets,
     at: Progress,
     held_out: Batch | None = None,
-) -> tuple[ClientState, StepReadings]:
-    """One optimiser step for each of K clients; a client whose epoch is over stays as it is.
+) -> StepReadings:
+    """One optimiser step for each of K clients, whose `state` moves in place.
 
     held_out: samples by whose loss a hypergradient moves lambda after this step.
     """
-    algorithm, rule = setup.algorithm, setup.algorithm.rule
-    leaves = _leaves(state, algorithm)
-    params = {k: leaves.get(k, state.params[k]) for k in state.params}
-    buffers = {k: v.clone() for k, v in state.buffers.items()}  # moved inside the forward pass
-    terms = losses(setup, algorithm.terms, params, buffers, batch, lane, targets)
+    algorithm, hyper = setup.algorithm, setup.hyper
+    rule = algorithm.rule
+    leaves, params = _leaves(state, algorithm)
+    terms = losses(setup, algorithm.terms, params, state.buffers, batch, lane, targets)
     base = terms[:, : len(algorithm.base)].sum(1)
     align = terms[:, len(algorithm.base) :].sum(1)
-    used = rule.weigh(base, align, leaves.get("log_var", state.log_var), at)
+    log_var = state.log_var if leaves.log_var is None else leaves.log_var
+    used = rule.weigh(base, align, log_var, at)
     slopes = learn.slopes(rule.learner, state, leaves, base, align, used)
     with torch.no_grad():
-        clipped, scale, norm = clip_each(slopes.grads, setup.hyper.max_norm)
-        kept = slopes.kept
+        grads, pull = slopes.weights, slopes.log_var
+        scale, norm = clip_each(grads, pull, hyper.max_norm)
         if algorithm.control_variates:
-            clipped, sums = control.correct(clipped, state, targets.control)
-            kept = kept | sums
-        if slopes.log_var is not None:
-            clipped["log_var"] = slopes.log_var
-        moved = sgd(state, clipped, setup.hyper, at)
+            control.correct(grads, state, targets.control)
         if slopes.direct is not None:
-            kept = kept | learn.tangent_step(
-                state, slopes.direct, slopes.curved, scale, setup.hyper, at
-            )
-        moved.buffers, moved.kept = buffers, kept
+            learn.tangent_step(state, slopes.direct, slopes.curved, scale, hyper, at)
+        sgd(state, grads, slopes.unclipped if pull is None else pull, hyper, at, _fixed(algorithm))
     if held_out is not None and isinstance(rule.learner, Hypergradient):
-        gradient = _held_out_gradient(setup, moved, held_out, lane, targets)
-        moved.log_var = learn.follow(moved, gradient, rule.learner)
-    if len(state) > 1:  # a lane of one is never idle
-        moved = moved.where(batch.active, state)
-    readings = StepReadings(
-        terms.detach(), base.detach(), align.detach(), used.raw, used.effective, norm, slopes.rest
-    )
-    return moved, readings
+        gradient = _held_out_gradient(setup, state, held_out, lane, targets)
+        learn.follow(state, gradient, rule.learner)
+    readings = (terms, base, align, used.raw, used.effective, norm, slopes.rest)
+    return StepReadings(*(x.detach() for x in readings))
 
 
-def _leaves(state: ClientState, algorithm: Algorithm) -> Tensors:
-    """What gradients are taken of: the parameters that learn, and the log-variances if they do."""
-    fixed = set() if algorithm.rule.has_sigma_loss else {"log_var"}
-    if algorithm.classifier == "anchors":
-        fixed.add("prototypes")
-    moved = state.moved_tensors().items()
-    return {k: v.detach().requires_grad_() for k, v in moved if k not in fixed}
+def _fixed(algorithm: Algorithm) -> tuple[str, ...]:
+    """Parameters that no gradient moves."""
+    return ("prototypes",) if algorithm.classifier == "anchors" else ()
+
+
+def _leaves(state: ClientState, algorithm: Algorithm) -> tuple[learn.Leaves, Tensors]:
+    """What gradients are taken of, and the parameters [K, ...] made of it."""
+    weights = state.weights.detach().requires_grad_()
+    params = state.layout.views(weights)
+    leaf = params["prototypes"]
+    params |= {name: params[name].detach() for name in _fixed(algorithm)}
+    log_var = None
+    if algorithm.rule.has_sigma_loss:
+        log_var = state.log_var.detach().clone().requires_grad_()
+    return learn.Leaves(weights, log_var, leaf), params
 
 
 def _held_out_gradient(
     setup: Setup, state: ClientState, batch: Batch, lane: Lane, targets: Targets
-) -> Tensors:
-    """Gradient of each client's base loss on held-out samples; its batch statistics stay."""
-    leaves = {k: v.detach().requires_grad_() for k, v in state.params.items()}
+) -> Tensor:
+    """Gradient [K, P] of each client's base loss on held-out samples; its batch statistics stay."""
+    leaves, params = _leaves(state, setup.algorithm)
     buffers = {k: v.clone() for k, v in state.buffers.items()}
-    terms = losses(setup, setup.algorithm.base, leaves, buffers, batch, lane, targets)
-    return learn.gradients(terms, leaves)
+    terms = losses(setup, setup.algorithm.base, params, buffers, batch, lane, targets)
+    return learn.gradient(terms, leaves.weights)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedcore.clients.layout import Tensors
 from fedcore.clients.readings import Totals
-from fedcore.clients.state import ClientState, Tensors
+from fedcore.clients.state import ClientState
+from fedcore.clients.store import sent
 
 TO_DO, DONE, LEFT_OUT = 0, 1, 2  # how a client stands within a round
 
@@ -59,7 +61,7 @@ class Within:
 
     done: Tensor  # [K] int64 TO_DO, DONE or LEFT_OUT
     table: Tensor  # [K, len(READINGS) + n] float64 readings of the clients that are done
-    means: Tensor | None  # [K, C, D] their mean features, if the algorithm uploads them
+    uploads: Tensor | None  # [K, C, D] what they upload, if it is not a part of the state
     lanes: list[LaneRound] = field(default_factory=list)  # under way
 
     def left(self, rows: Sequence[int]) -> list[int]:
@@ -67,24 +69,26 @@ class Within:
         taken = {row for lane in self.lanes for row in lane.rows}
         return [row for row in rows if self.done[row] == TO_DO and row not in taken]
 
-    def finish(self, lane: LaneRound, readings: Tensor, means: Tensor | None) -> None:
-        """The lane is through."""
+    def finish(self, lane: LaneRound, readings: Tensor, upload: Tensor) -> None:
+        """The lane is through. Nothing waits for the device."""
         rows = torch.tensor(lane.rows)
-        self.done[rows], self.table[rows] = DONE, readings.to(self.table)
-        if means is not None and self.means is not None:
-            self.means[rows] = means
+        self.done[rows] = DONE
+        here = sent(rows, self.table.device)
+        self.table[here] = readings
+        if self.uploads is not None:
+            self.uploads[here] = upload
         self.lanes.remove(lane)
 
     def tensors(self) -> Tensors:
         """What is known of every client, each [K, ...]."""
         found = {"done": self.done, "table": self.table}
-        return found if self.means is None else found | {"means": self.means}
+        return found if self.uploads is None else found | {"uploads": self.uploads}
 
     def fill(self, tensors: Tensors) -> None:
         """Take what `tensors` gave."""
         self.done, self.table = tensors["done"].cpu(), tensors["table"].to(self.table)
-        if self.means is not None:
-            self.means = tensors["means"].to(self.means)
+        if self.uploads is not None:
+            self.uploads = tensors["uploads"].to(self.uploads)
 
     def under_way(self, clients: Sequence[int]) -> tuple[list[int], Tensors]:
         """The clients of the lanes under way, and all of these lanes, each [k, ...]."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedcore.algorithms import Algorithm
 from fedcore.clients.group import Order, Upload
+from fedcore.clients.layout import Tensors
 from fedcore.clients.readings import READINGS
-from fedcore.clients.state import Tensors
 from fedcore.clients.step import Targets
 from fedcore.errors import CollectiveError, ConfigError, Diverged
 from fedcore.schedule import progress
@@ -28,7 +28,7 @@ class GlobalState:
 
     prototypes: Tensor  # G [C, D] float64
     weights: Tensors | None = None  # averaged model, in averaged mode after a round
-    control: Tensors = field(default_factory=dict)  # SCAFFOLD's c
+    control: Tensor = field(default_factory=lambda: torch.zeros(0))  # SCAFFOLD's c [P]
     first_spread: float = 0.0  # inter-client prototype std of the first round
     prototype_std: float = 0.0  # of the last round
 
@@ -61,6 +61,7 @@ class ServerCollective:
         per_round: int | None,
         seed: int,
         start: Tensors,  # parameters that every client starts from
+        row: int = 0,  # P, for control variates
     ) -> None:
         self.comm, self.algorithm, self.anchors = comm, algorithm, anchors
         self.clients, self.slots, self.rounds = list(clients), slots, rounds
@@ -71,7 +72,7 @@ class ServerCollective:
         self.combine = functools.partial(COMBINES.get(algorithm.combine), **settings)
         self.state = GlobalState(torch.zeros_like(anchors))
         if algorithm.control_variates:
-            self.state.control = {k: torch.zeros_like(v) for k, v in self.start.items()}
+            self.state.control = self.like.new_zeros(row)
 
     def order(self, round: int) -> Order:
         """One broadcast from rank 0: round, progress, s(p), spread, anchors, global prototypes.
@@ -114,18 +115,19 @@ class ServerCollective:
         Raises `Diverged` on every rank if a client's loss or parameters are not finite.
         """
         classes, width = self.anchors.shape
-        rows = torch.cat(
-            [
-                upload.clients[:, None].to(self.like.device, torch.float64),
-                upload.label_counts.to(self.like.device, torch.float64),
-                upload.prototypes.flatten(1).to(torch.float64),
-                upload.readings.to(torch.float64),
-            ],
-            dim=1,
-        )
+        columns = [
+            upload.clients[:, None].to(self.like.device),
+            upload.label_counts,
+            upload.prototypes.flatten(1),
+            upload.readings,
+        ]
+        size = sum(part.shape[1] for part in columns)
         # ranks own different numbers of clients: fill up with rows of client id -1
-        padded = rows.new_full((self.slots, rows.shape[1]), -1)
-        padded[: len(rows)] = rows
+        padded = upload.readings.new_full((self.slots, size), -1)  # float64
+        at = 0
+        for part in columns:  # in place: of ten thousand clients there need not be two copies
+            padded[: len(part), at : at + part.shape[1]] = part
+            at += part.shape[1]
         table = self.comm.gather(padded).cpu()  # sync: once per round
         table = table[table[:, 0] >= 0]
         if not len(table):

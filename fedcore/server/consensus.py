@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
-from fedcore.clients.state import Tensors
+from fedcore.clients.layout import Tensors
 from fedcore.server.comm import Comm
-from fedcore.server.fusion import ClientModel
+from fedcore.server.fusion import Models
 
 
 def prototype_std(prototypes: Tensor, counts: Tensor | None = None) -> float:
@@ -47,7 +47,7 @@ def global_prototype_std(prototypes: Tensor) -> float:
 
 
 def model_variance(
-    comm: Comm, models: Sequence[ClientModel], averaged: Tensors, parameters: Collection[str]
+    comm: Comm, models: Models, averaged: Tensors, parameters: Collection[str]
 ) -> float:
     """sum_k share_k |w_k - w|^2 per parameter, w the averaged model. Collective.
 

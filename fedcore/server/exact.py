@@ -17,17 +17,34 @@ BITS = 61  # sums stay below 2^61 in magnitude: head-room for rounding
 
 
 class ExactSum:
-    """Accumulates sum_k w_k x_k, for w_k >= 0 with sum_k w_k <= 1 and |x_k| <= bound."""
+    """Accumulates sum_k w_k x_k, for w_k >= 0 with sum_k w_k <= 1 and |x_k| <= bound.
 
-    def __init__(self, size: int, bound: float, device: torch.device) -> None:
-        exponent = math.frexp(max(bound, 1e-30))[1]  # bound < 2^exponent
-        self.scale = math.ldexp(1.0, BITS - exponent)
-        self.total = torch.zeros(size, dtype=torch.int64, device=device)
+    bound: a number, or a tensor [] on the device, which is then not waited for. total: int64 [size]
+    to add to, a part of a larger message; of its own if none is given.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        bound: float | Tensor,
+        device: torch.device,
+        total: Tensor | None = None,
+    ) -> None:
+        self.scale: float | Tensor
+        if isinstance(bound, Tensor):
+            exponent = torch.frexp(bound.double().clamp(min=1e-30)).exponent
+            one = torch.ones((), dtype=torch.float64, device=device)
+            self.scale = torch.ldexp(one, BITS - exponent)
+        else:
+            self.scale = math.ldexp(1.0, BITS - math.frexp(max(bound, 1e-30))[1])
+        fresh = torch.zeros(size, dtype=torch.int64, device=device)
+        self.total = fresh if total is None else total
 
     def add(self, values: Tensor, weight: Tensor | float, at: int = 0) -> None:
         """Add weight * values (flattened) at offset `at`. `weight` broadcasts against `values`."""
-        scaled = (values.to(torch.float64) * weight * self.scale).round().to(torch.int64).flatten()
-        self.total[at : at + len(scaled)] += scaled
+        # a power of two: the product with the weight rounds as it would without the scale
+        scaled = values.to(torch.float64).mul(weight * self.scale).round_().to(torch.int64)
+        self.total[at : at + scaled.numel()] += scaled.flatten()
 
     def value(self, total: Tensor) -> Tensor:
         """The float64 sum that the (reduced) integers `total` stand for."""

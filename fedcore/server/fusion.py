@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedcore.clients.state import Tensors
+from fedcore.clients.layout import Tensors
 from fedcore.models.neurons import NeuronGroup, neuron_groups
 from fedcore.models.proto_head import ProtoHead
 from fedcore.registry import Registry
@@ -24,25 +24,38 @@ class ClientModel(NamedTuple):
     share: float  # of the samples; shares sum to 1 over all ranks
 
 
-Fuse = Callable[[Comm, ProtoHead, Sequence[ClientModel], Mapping[int, float]], Tensors]
+Models = Iterable[ClientModel]
+"""Some clients' models, which may be gone through several times and need not all be in memory."""
+
+Fuse = Callable[[Comm, ProtoHead, Models, Mapping[int, float]], Tensors]
 """(comm, model, this rank's client models, shares of all clients) -> one model. Collective."""
 
 FUSIONS: Registry[Fuse] = Registry("algorithm.fuse")
+
+
+class Made:
+    """What a function makes of each model, anew each time one goes through them."""
+
+    def __init__(
+        self, models: Models, make: Callable[[ClientModel], tuple[Tensors, float]]
+    ) -> None:
+        self.models, self.make = models, make
+
+    def __iter__(self) -> Iterator[tuple[Tensors, float]]:
+        return map(self.make, self.models)
 
 
 def _tensors_of(model: ProtoHead) -> Tensors:
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
-def mean(
-    comm: Comm, model: ProtoHead, models: Sequence[ClientModel], shares: Mapping[int, float]
-) -> Tensors:
+def mean(comm: Comm, model: ProtoHead, models: Models, shares: Mapping[int, float]) -> Tensors:
     """Mean weighted by samples (McMahan et al. 2017)."""
-    return average_models(comm, [(m.tensors, m.share) for m in models], _tensors_of(model))
+    return average_models(comm, Made(models, lambda m: (m.tensors, m.share)), _tensors_of(model))
 
 
 def optimal_transport(
-    comm: Comm, model: ProtoHead, models: Sequence[ClientModel], shares: Mapping[int, float]
+    comm: Comm, model: ProtoHead, models: Models, shares: Mapping[int, float]
 ) -> Tensors:
     """`mean` of the models after each one's neurons are matched to those of the largest client's.
 
@@ -50,9 +63,8 @@ def optimal_transport(
     transport plan of uniform masses is a permutation, found by linear assignment.
     """
     like, largest = _tensors_of(model), min(shares, key=lambda k: (-shares[k], k))
-    reference = average_models(
-        comm, [(m.tensors, float(m.client == largest)) for m in models], like
-    )
+    alone = Made(models, lambda m: (m.tensors, float(m.client == largest)))
+    reference = average_models(comm, alone, like)
     groups = neuron_groups(model)
     matched = [(match(m.tensors, reference, groups), m.share) for m in models]
     return average_models(comm, matched, like)

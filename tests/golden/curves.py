@@ -33,18 +33,18 @@ def curves(name: str) -> Curves:
     own = -1  # the client that trains
 
     def recording(setup, state, *rest):
-        moved, step = local_step(setup, state, *rest)
+        step = local_step(setup, state, *rest)
         if own == 0:
             for field in FIELDS:
                 found[field].append(float(f"{getattr(step, field).item():.12g}"))
-        return moved, step
+        return step
 
     weights, control = None, None
     share = [n / sum(SIZES) for n in SIZES]
     with mock.patch.object(group_module, "local_step", recording):
         for round in range(ROUNDS):
             order = toy_order(name, round, CLIENTS, weights)
-            if control:
+            if control is not None:
                 order = order._replace(targets=order.targets._replace(control=control))
             lanes = group.lanes
             for own in CLIENTS:  # lanes are trained shortest first: name the one that records
@@ -55,7 +55,7 @@ def curves(name: str) -> Curves:
             if group.algorithm.mode == "averaged":
                 weights = _mean(state.model_tensors(), share)
             if group.algorithm.control_variates:
-                control = _mean(state.kept_under(OWN), share)
+                control = _mean({"c": state.flat[OWN]}, share)["c"]
     return found
 
 

@@ -54,26 +54,23 @@ def rounds_on_quadratics(corrected: bool, momentum: float, rounds: int = 200) ->
     """Two clients with losses c_k (w - m_k)^2 / 2, ten local steps a round: where w ends."""
     hyper = replace(HYPER, lr=0.02, momentum=momentum, max_norm=1e9)
     start = {"w": torch.zeros(1, dtype=torch.float64)}
-    server = {"w": torch.zeros(1, dtype=torch.float64)}
     state = ClientState.start(start, {}, torch.zeros(2, 2, dtype=torch.float64))
-    state.keep(control.OWN, state.params)
+    server = torch.zeros(state.layout.size, dtype=torch.float64)
+    state.keep(control.OWN)
     for _ in range(rounds):
         state.forget_momentum()
         control.begin_round(state)
-        before = state
         for _ in range(10):
-            grads = {"w": CURVATURE * (state.params["w"] - CENTRES)}
-            clipped, _, _ = clip_each(grads, hyper.max_norm)
-            sums = {}
+            grads = state.layout.rows({"w": CURVATURE * (state.params["w"] - CENTRES)})
+            clip_each(grads, None, hyper.max_norm)
             if corrected:
-                clipped, sums = control.correct(clipped, state, server)
-            state = sgd(state, clipped, hyper, AT)
-            state.kept = state.kept | sums
-        control.end_round(state, before.steps)
+                control.correct(grads, state, server)
+            sgd(state, grads, None, hyper, AT)
+        control.end_round(state, torch.tensor([10, 10]))
         state.drop("round")
-        model = average_models(LocalComm(), rows(state.params), start)
-        server = average_models(LocalComm(), rows(state.kept_under(control.OWN)), start)
-        state.params["w"] = model["w"].expand(2, 1).clone()
+        state.load(average_models(LocalComm(), rows(state.params), start))
+        controls = rows({"c": state.flat[control.OWN]})
+        server = average_models(LocalComm(), controls, {"c": server})["c"]
     return float(state.params["w"][0])
 
 
@@ -99,17 +96,16 @@ def test_control_variate_is_option_two_for_plain_sgd() -> None:
         {k: 0.01 * torch.randn(v.shape, generator=draws, dtype=v.dtype) for k, v in like.items()}
         for _ in range(2)
     )
-    for name, value in own.items():
-        group.state.kept[f"control/{name}"] = value[None].clone()
+    group.state.flat[control.OWN][0] = group.layout.row(own)
     before = {k: v[0].clone() for k, v in group.state.params.items()}
-    group.train(order._replace(targets=order.targets._replace(control=server)))
+    order = order._replace(targets=order.targets._replace(control=group.layout.row(server)))
+    group.train(order)
     steps = int(group.state.steps[0])
     for name, first in before.items():
         way = (first - group.state.params[name][0]) / (steps * 0.05)
         wanted = own[name] - server[name] + way
-        torch.testing.assert_close(
-            group.state.kept[f"control/{name}"][0], wanted, rtol=0, atol=1e-10
-        )
+        found = group.state.kept_under(control.OWN)[name][0]
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
 
 
 def test_a_declaration_with_a_word_nobody_knows_is_refused() -> None:
@@ -123,11 +119,11 @@ def test_control_variates_and_gradnorm_keep_their_own_memories() -> None:
     group = toy_group("gradnorm", [0], ToyData([20]))
     group.algorithm = replace(group.algorithm, control_variates=True, mode="averaged")
     group.setup = group.setup._replace(algorithm=group.algorithm)
-    group.state.keep(control.OWN, group.state.params)
+    group.state.keep(control.OWN)
     order = toy_order("scaffold", 0, [0])
     group.train(order)
     assert (group.state.kept["first_losses"] > 0).all()
-    assert group.state.kept["control/prototypes"].abs().max() > 0
+    assert group.state.kept_under(control.OWN)["prototypes"].abs().max() > 0
 
 
 def models() -> list[ProtoHead]:

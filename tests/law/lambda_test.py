@@ -155,10 +155,10 @@ def test_log_variance_of_a_loss_that_is_zero_stays_in_range() -> None:
     state = ClientState.start({}, {}, torch.zeros(1, 2, dtype=torch.float64))
     state.forget_momentum()
     for _ in range(3000):
-        leaf = state.log_var.requires_grad_()
+        leaf = state.log_var.clone().requires_grad_()
         loss = rule.weigh(torch.ones(1), torch.zeros(1), leaf, at(0.0)).loss.sum()
         (grad,) = torch.autograd.grad(loss, leaf)
-        state = sgd(state, {"log_var": grad}, replace(HYPER, lr_log_var=0.1), at(0.0))
+        sgd(state, state.weights.clone(), grad, replace(HYPER, lr_log_var=0.1), at(0.0))
     weighted = rule.weigh(torch.ones(1), torch.zeros(1), state.log_var, at(0.0))
     assert torch.isfinite(weighted.raw).all()
     assert torch.isfinite(weighted.raw.float()).all()

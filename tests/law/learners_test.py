@@ -61,9 +61,7 @@ def after_window(group, lam: Tensor, horizon: int, held):
     batches = list(group.data.epoch(group.clients, 0, 0))[:horizon]
     for number, batch in enumerate(batches):
         last = number + 1 == horizon
-        state, _ = local_step(
-            group.setup, state, batch, lane, order.targets, at(0.2), held if last else None
-        )
+        local_step(group.setup, state, batch, lane, order.targets, at(0.2), held if last else None)
     return state, lane, order
 
 
@@ -131,19 +129,21 @@ def test_gradnorm_rests_where_the_norms_are_in_balance(
     """G_A = mean(G) r^alpha; on paper lambda* = |grad B| r^a / (|grad A| (2 - r^a))."""
     learner, P = GradNorm(asymmetry), torch.ones(1, 2, 2, dtype=torch.float64)
     first = torch.tensor([[6.0, 4.0]], dtype=torch.float64)  # B and A at the first step
+    kept = first.clone()
     log_lam = torch.tensor([0.0], dtype=torch.float64)
     for _ in range(4000):
         leaf = P.clone().requires_grad_()
         base, align = quadratic_norms(leaf)  # 6 and 1: r_A = 0.25 / 0.625
         used = Weighted(base, log_lam.exp(), log_lam.exp())
-        slope, rest, kept = learn.gradnorm(learner, base, align, leaf, used, first)
+        slope, rest = learn.gradnorm(learner, base, align, leaf, used, kept)
         log_lam = log_lam - 1e-3 * slope[:, 0]
     pull = (0.25 / 0.625) ** asymmetry
     paper = 3.0 * pull / (0.5 * (2 - pull))
     assert rest.item() == pytest.approx(wanted or paper, rel=1e-12)
     assert log_lam.exp().item() == pytest.approx(rest.item(), rel=1e-2)
     assert torch.equal(kept, first)
-    unset = learn.gradnorm(learner, base, align, leaf, used, torch.zeros_like(first))[2]
+    unset = torch.zeros_like(first)
+    learn.gradnorm(learner, base, align, leaf, used, unset)
     assert unset.tolist() == [[6.0, 1.0]]
 
 
@@ -305,6 +305,6 @@ def test_consensus_path_walks_from_the_first_prototypes_to_the_anchors() -> None
     P, a = start.params["prototypes"], order.targets.anchors
     for epoch, share in ((0, 0.0), (1, 0.5)):
         now = progress(0, 2, epoch, 2, 1.0, like=start.log_var)
-        lane = group._fixed(torch.arange(2), order, now)
+        lane = group._fixed([0, 1], order, now)
         torch.testing.assert_close(lane.anchors, (1 - share) * P + share * a)
     assert math.isclose(float(progress(0, 2, 1, 2, 1.0, like=P).local), 0.5)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedcore.algorithms import ALGORITHMS
 from fedcore.clients.group import ClientGroup, Order, Upload
-from fedcore.clients.state import Tensors
+from fedcore.clients.layout import Tensors
 from tests.toy import ToyData, toy_group, toy_order
 
 SIZES = [20, 9, 13, 1]  # 5, 3, 4 and 1 batches in each of two epochs
