@@ -350,6 +350,7 @@ class Federation:
             if self._fold is not None and group.clients:  # a sum of this rank's, named by a client
                 own["fold"] = Rows(group.clients[:1], {"total": self._fold.total[None]})
         facts = {
+            "width": self.config.clients.width,
             "config": self.identity,
             "model": {
                 "name": self.config.model.name,

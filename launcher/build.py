@@ -19,10 +19,11 @@ from data_shards.sources import SOURCES
 from data_shards.validation import ValidationSamples, counts
 from fedcore.algorithms import Algorithm, resolve
 from fedcore.algorithms.resolve import check_settings
-from fedcore.batch import held_out_of
+from fedcore.batch import TrainData, held_out_of
 from fedcore.checkpoint_writer import Checkpoints
 from fedcore.clients.assign import balance, form_lanes
 from fedcore.clients.group import ClientGroup
+from fedcore.clients.launch import LAUNCHES, How
 from fedcore.clients.optim import Hyper
 from fedcore.clients.state import ClientState
 from fedcore.clients.store import Away, Mapped, Store, bytes_of, on_device
@@ -43,6 +44,7 @@ from fedcore.server.comm import together
 from fedcore.server.fusion import FUSIONS
 from fedcore.telemetry.telemetry import Telemetry
 from fedcore.telemetry.trackers import check_trackers
+from launcher.width import Choice, choose
 from launcher.world import World
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
@@ -178,7 +180,7 @@ def _train_data(
 def _group(
     config: RunConfig,
     lanes: list[list[int]],
-    data: ShardedData,
+    data: TrainData,
     algorithm: Algorithm,
     model: ProtoHead,
     home: Callable[[ClientState, torch.device], Store],
@@ -196,7 +198,18 @@ def _group(
         channels_last=config.model.channels_last,
         keep_models=config.clients.keep_models,
         store=home,
+        launch=LAUNCHES[how_to_launch(config, model.prototypes.device)],
     )
+
+
+def how_to_launch(config: RunConfig, device: torch.device) -> How:
+    """As `clients.step` says."""
+    how, cuda = config.clients.step, device.type == "cuda"
+    if how == "graph" and not cuda:
+        raise ConfigError(
+            "clients.step", how, "a CUDA device for a CUDA graph", "clients.step=auto"
+        )
+    return how if how != "auto" else "graph" if cuda else "eager"
 
 
 def at_home(
@@ -254,8 +267,21 @@ def hyper(config: RunConfig) -> Hyper:
 
 
 def width_of(config: RunConfig) -> int:
-    """Clients trained at once."""
-    return 1 if config.clients.width == "auto" else config.clients.width
+    """Clients trained at once; of a configuration in which that is settled."""
+    assert config.clients.width != "auto", "settle comes first"
+    return config.clients.width
+
+
+def settle_width(config: RunConfig, manifest: Manifest, world: World) -> Choice:
+    """The width of `clients.width=auto` on this world. Collective."""
+    algorithm, model, anchors = build_objects(config, manifest.shape, manifest.classes)
+    dtype = DTYPES[config.precision]
+    model = model.to(world.device, dtype)
+
+    def make(lanes: list[list[int]], data: Any) -> ClientGroup:
+        return _group(config, lanes, data, algorithm, model, on_device)
+
+    return choose(config, manifest, world, make, anchors, dtype)
 
 
 def owned_lanes(config: RunConfig, samples: list[int], ranks: int) -> list[list[list[int]]]:

@@ -7,15 +7,24 @@ from typing import Any
 
 from data_shards.folder import Folder
 from data_shards.manifest import Manifest
+from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
 from fedcore.federation import Federation, Outcome
 from fedcore.server.comm import together
 from fedcore.telemetry.telemetry import Telemetry
 from launcher import prepare
-from launcher.build import build, build_objects, check_names, owned_lanes, warnings
+from launcher.build import (
+    build,
+    build_objects,
+    check_names,
+    owned_lanes,
+    settle_width,
+    warnings,
+)
 from launcher.entry import Identity
 from launcher.reporting import federated_telemetry, final_words
 from launcher.rundir import RunDir
+from launcher.width import Choice
 from launcher.world import World
 
 
@@ -42,6 +51,21 @@ class Federated:
     def _opened(self) -> Manifest:
         assert self.manifest is not None, "open comes first"
         return self.manifest
+
+    def settle(self, world: World, checkpoint: Checkpoint | None) -> str:
+        clients = self.config.clients
+        if clients.width != "auto":
+            return ""
+        held = checkpoint.facts.get("width") if checkpoint else None
+        choice = (
+            settle_width(self.config, self._opened, world) if held is None else Choice(held, {})
+        )
+        settled = clients.model_copy(update={"width": choice.width})
+        self.config = self.config.model_copy(update={"clients": settled})
+        rates = ", ".join(f"{width}: {rate:.0f}" for width, rate in choice.rates.items())
+        return f"clients.width=auto: {choice.width}" + (
+            f" (steps/s by width {rates})" if rates else ""
+        )
 
     def title(self, world: World) -> str:
         config = self.config
@@ -76,6 +100,7 @@ class Federated:
             "algorithm": self.config.algorithm.name,
             "dataset": self.config.data.source,
             "clients": self.config.clients.count,
+            "width": self.config.clients.width,
             **outcome.facts(),
             "samples_per_second": outcome.samples / max(outcome.wall_seconds, 1e-9),
         }

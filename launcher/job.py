@@ -99,6 +99,8 @@ class Job:
                 self.run.prepare(self.config, here)
         self._prepared = True
         self._identity = entry.identity(self.config, data_sha256)
+        if told := kind.settle(here, found.checkpoint):
+            self._say(told)
         self._say(f"{kind.title(here)}; run directory {self.run.path}")
         with kind.telemetry(self.run, here) as telemetry:
             for words in kind.warnings(comm.size):

@@ -34,6 +34,10 @@ class Kind(Protocol):
     def open(self, store: Folder) -> str:
         """Read what the data are, on every rank: their SHA-256 by content."""
 
+    def settle(self, world: World, checkpoint: Checkpoint | None) -> str:
+        """Decide what the configuration leaves to the machine, unless a checkpoint says what was
+        decided; what there is to tell of it, if anything. Collective."""
+
     def title(self, world: World) -> str:
         """What is about to run, in a line."""
 

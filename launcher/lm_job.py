@@ -14,6 +14,7 @@ from data_shards.folder import Folder
 from data_shards.tars import check
 from data_shards.text.manifest import TokenManifest
 from data_shards.text.read import TokenStream
+from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
 from fedcore.lm.engine import Engine, PlainEngine, Trained
@@ -102,6 +103,9 @@ class LanguageModel:
     def _opened(self) -> TokenManifest:
         assert self.manifest is not None, "open comes first"
         return self.manifest
+
+    def settle(self, world: World, checkpoint: Checkpoint | None) -> str:
+        return ""
 
     def title(self, world: World) -> str:
         lm, info = self.lm, lm_info(self.config)

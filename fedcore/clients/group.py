@@ -14,12 +14,13 @@ from fedcore.algorithms import Algorithm
 from fedcore.batch import Batch, TrainData
 from fedcore.clients import control, learn
 from fedcore.clients.lanes import over_clients
+from fedcore.clients.launch import Eager, Launch, Teller
 from fedcore.clients.layout import Layout, Tensors
 from fedcore.clients.optim import Hyper
 from fedcore.clients.readings import READINGS, Totals
 from fedcore.clients.room import Answer, Room, is_out_of_memory
 from fedcore.clients.state import ClientState
-from fedcore.clients.step import Lane, Setup, Targets, local_step, look
+from fedcore.clients.step import Lane, Setup, Targets, look
 from fedcore.clients.store import Store, on_device, sent
 from fedcore.clients.within import DONE, TO_DO, LaneRound, Within
 from fedcore.models.proto_head import ProtoHead
@@ -79,6 +80,7 @@ class ClientGroup:
         channels_last: bool = False,
         keep_models: bool = True,
         store: Callable[[ClientState, torch.device], Store] = on_device,
+        launch: Callable[[Setup, Teller], Launch] = Eager,
     ) -> None:
         self.lanes = [list(lane) for lane in lanes]
         self.clients = sorted(k for lane in self.lanes for k in lane)
@@ -86,6 +88,7 @@ class ClientGroup:
         self.data, self.model, self.algorithm, self.hyper = data, model, algorithm, hyper
         self.setup = Setup(model, algorithm, hyper, autocast)
         self.rounds, self.epochs, self.room = rounds, epochs, Room(out_of_memory)
+        self.launch = launch(self.setup, self.room.notes.append)
         self.device = model.prototypes.device
         counts = self._stack([data.label_counts(k) for k in self.clients])
         one = ClientState.start(
@@ -289,6 +292,7 @@ class ClientGroup:
         pause: Callable[[], bool],
     ) -> bool:
         """Train a lane until the round is over for it; False if it paused before that."""
+        lane.part = self.launch.adopt(lane.part)
         for epoch in range(lane.epoch, self.epochs):
             like = self.model.prototypes
             at = progress(order.round, self.rounds, epoch, self.epochs, order.spread, like=like)
@@ -297,6 +301,7 @@ class ClientGroup:
                 return False
             if epoch + 1 < self.epochs:
                 lane.epoch, lane.step = epoch + 1, 0
+        lane.part = self.launch.release(lane.part)
         self._end(work, lane, fixed, order)
         return True
 
@@ -360,8 +365,7 @@ class ClientGroup:
                 learn.begin_window(lane.part)
             if horizon and (number + 1) % horizon == 0:
                 held_out = self.data.held_out(ids[:working], order.round, lane.epoch, number)
-            step = local_step(
-                self.setup,
+            step = self.launch(
                 lane.part.first(working),
                 batch,
                 fixed.first(working),

@@ -114,10 +114,6 @@ class ClientState:
         """The first clients, sharing memory."""
         return self if clients == len(self) else self.each(lambda x: x[:clients])
 
-    def to(self, device: torch.device) -> ClientState:
-        """The same on that device."""
-        return self.each(lambda x: x.to(device))
-
     def put(self, rows: Tensor, part: ClientState) -> None:
         """Write these clients back: what is held here of each."""
         theirs = part.leaves()

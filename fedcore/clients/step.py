@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -131,15 +132,18 @@ def local_step(
     targets: Targets,
     at: Progress,
     held_out: Batch | None = None,
+    *,
+    evaluate: Callable[..., Tensor] = losses,
 ) -> StepReadings:
     """One optimiser step for each of K clients, whose `state` moves in place.
 
     held_out: samples by whose loss a hypergradient moves lambda after this step.
+    evaluate: `losses`, or the same compiled.
     """
     algorithm, hyper = setup.algorithm, setup.hyper
     rule = algorithm.rule
     leaves, params = _leaves(state, algorithm)
-    terms = losses(setup, algorithm.terms, params, state.buffers, batch, lane, targets)
+    terms = evaluate(setup, algorithm.terms, params, state.buffers, batch, lane, targets)
     base = terms[:, : len(algorithm.base)].sum(1)
     align = terms[:, len(algorithm.base) :].sum(1)
     log_var = state.log_var if leaves.log_var is None else leaves.log_var

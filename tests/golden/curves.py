@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcore.algorithms import ALGORITHMS
-from fedcore.clients import group as group_module
+from fedcore.clients import launch
 from fedcore.clients.control import OWN
 from fedcore.clients.step import local_step
 from fedcore.server.average import average_models
@@ -41,7 +41,7 @@ def curves(name: str) -> Curves:
 
     weights, control = None, None
     share = [n / sum(SIZES) for n in SIZES]
-    with mock.patch.object(group_module, "local_step", recording):
+    with mock.patch.object(launch, "local_step", recording):
         for round in range(ROUNDS):
             order = toy_order(name, round, CLIENTS, weights)
             if control is not None:

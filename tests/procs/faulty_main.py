@@ -14,7 +14,7 @@ from typing import Any
 
 from fedcore import checkpoint, checkpoint_writer, evaluate
 from fedcore.checkpoint import candidates
-from fedcore.clients import group
+from fedcore.clients import group, launch
 from fedcore.server import pause
 from launcher import main
 from tests.procs import faults
@@ -65,7 +65,7 @@ class Striker:
     def wrap(self) -> None:
         """Let the places of training and writing tell this of themselves."""
         group.ClientGroup.advance = self._around_round(group.ClientGroup.advance)
-        group.local_step = self._around_step(group.local_step)
+        launch.local_step = self._around_step(launch.local_step)
         pause.Pauses.wish = self._around_look(pause.Pauses.wish)
         evaluate.Evaluator.__call__ = self._before("evaluation", evaluate.Evaluator.__call__)
         checkpoint_writer.save_file = self._around_file(checkpoint_writer.save_file)

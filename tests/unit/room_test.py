@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedcore.clients import group as group_module
+from fedcore.clients import launch
 from fedcore.clients.group import ClientGroup
 from fedcore.clients.room import Answer, Room, is_out_of_memory
 from fedcore.errors import ConfigError
@@ -26,7 +26,7 @@ def group(width: int, answer: Answer) -> ClientGroup:
 def small(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`small(n, step)`: a machine on which more than n clients at once do not fit, from a step on;
     n = 0: client 0, with its 20 samples, never does."""
-    step = group_module.local_step
+    step = launch.local_step
 
     def limit(clients: int, after: int = 0) -> None:
         def checked(setup: Any, state: Any, *rest: Any) -> Any:
@@ -36,7 +36,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
             return step(setup, state, *rest)
 
-        monkeypatch.setattr(group_module, "local_step", checked)
+        monkeypatch.setattr(launch, "local_step", checked)
 
     return limit
 

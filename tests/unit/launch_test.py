@@ -1,0 +1,98 @@
+"""Does a step give the same however it is launched?
+
+Capturing needs a GPU; what moves lanes and inputs to where a graph reads them does not. Here the
+recorder keeps the Python of the step and does it again at each replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedcore.clients.group import ClientGroup
+from fedcore.clients.launch import WARM, Compiled, Graphed
+from fedcore.clients.step import StepReadings
+from tests.toy import ToyData, toy_group, toy_order
+
+SIZES = [20, 18, 9, 13, 1, 16]  # lanes of three, some of whose clients end early
+ROUNDS = 3
+
+
+def trained(name: str, launch: Callable[[ClientGroup], Any] | None = None) -> ClientGroup:
+    group = toy_group(name, range(len(SIZES)), ToyData(SIZES), width=3, rounds=ROUNDS)
+    if launch is not None:
+        group.launch = launch(group)
+    for round in range(ROUNDS):
+        group.train(toy_order(name, round, range(len(SIZES))))
+    return group
+
+
+class Recorder:
+    """Counts captures and replays."""
+
+    def __init__(self) -> None:
+        self.captured = self.replayed = 0
+
+    def __call__(self, work: Callable[[], StepReadings]) -> Callable[[], StepReadings]:
+        self.captured += 1
+
+        def replay() -> StepReadings:
+            self.replayed += 1
+            return work()
+
+        return replay
+
+
+@pytest.mark.parametrize("name", ["v14", "v12", "fedprox", "scaffold", "gradnorm", "fedproto"])
+def test_captured_steps_are_the_same_steps(name: str) -> None:
+    recorder = Recorder()
+    wanted = trained(name)
+    found = trained(name, lambda group: Graphed(group.setup, record=recorder))
+    assert recorder.captured == 1
+    assert recorder.replayed > 8 * WARM
+    for key, values in wanted.state.tensors().items():
+        assert torch.equal(found.state.tensors()[key], values), key
+
+
+def test_a_step_that_cannot_be_captured_runs_eagerly_and_it_is_told() -> None:
+    def refuse(work: Callable[[], StepReadings]) -> Callable[[], StepReadings]:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    told: list[str] = []
+    found = trained("v14", lambda group: Graphed(group.setup, told.append, refuse))
+    assert told == [
+        "steps run eagerly, since they cannot be captured: RuntimeError: operation not permitted "
+        "when stream is capturing"
+    ]
+    wanted = trained("v14")
+    for key, values in wanted.state.tensors().items():
+        assert torch.equal(found.state.tensors()[key], values), key
+
+
+def test_hypergradients_are_not_captured() -> None:
+    recorder = Recorder()
+    trained("hypergradient", lambda group: Graphed(group.setup, record=recorder))
+    assert recorder.captured == 0
+
+
+def test_a_loss_that_cannot_be_compiled_runs_eagerly_and_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_compiler(function: Any, **settings: Any) -> Any:
+        def fails(*inputs: Any) -> Any:
+            raise RuntimeError("no working C++ compiler")
+
+        return fails
+
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    told: list[str] = []
+    found = trained("v14", lambda group: Compiled(group.setup, told.append))
+    assert told == [
+        "steps run eagerly, since torch.compile cannot: RuntimeError: no working C++ compiler"
+    ]
+    wanted = trained("v14")
+    for key, values in wanted.state.tensors().items():
+        assert torch.equal(found.state.tensors()[key], values), key
