@@ -37,7 +37,8 @@ def progress(
         epoch / epochs,
         spread,
     )
-    return Progress(*(torch.as_tensor(v, dtype=like.dtype, device=like.device) for v in values))
+    # filled in on the device: a copy to it would be waited for
+    return Progress(*(like.new_full((), value) for value in values))
 
 
 class Schedule(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,9 @@ from fedcore.clients.assign import form_lanes
 from fedcore.clients.group import ClientGroup, Order
 from fedcore.clients.layout import Layout
 from fedcore.clients.optim import Hyper
+from fedcore.clients.state import ClientState
 from fedcore.clients.step import Targets
+from fedcore.clients.store import Store, on_device
 from fedcore.models.proto_head import ProtoHead
 from fedcore.objective.anchors import ANCHORS
 from fedcore.schedule import Constant
@@ -118,6 +120,8 @@ def toy_group(
     *,
     width: int = 1,
     rounds: int = 2,
+    store: Callable[[ClientState, torch.device], Store] = on_device,
+    keep_models: bool = True,
     **hyper: float,
 ) -> ClientGroup:
     """A client group of that algorithm."""
@@ -133,6 +137,8 @@ def toy_group(
         replace(HYPER, **hyper),
         rounds=rounds,
         epochs=2,
+        store=store,
+        keep_models=keep_models,
     )
 
 

@@ -19,9 +19,9 @@ from fedcore.clients.layout import Layout, Tensors
 from fedcore.clients.optim import Hyper
 from fedcore.clients.readings import READINGS, Totals
 from fedcore.clients.room import Answer, Room, is_out_of_memory
-from fedcore.clients.state import ClientState
+from fedcore.clients.state import ClientState, sent
 from fedcore.clients.step import Lane, Setup, Targets, look
-from fedcore.clients.store import Store, on_device, sent
+from fedcore.clients.store import Store, on_device
 from fedcore.clients.within import DONE, TO_DO, LaneRound, Within
 from fedcore.models.proto_head import ProtoHead
 from fedcore.objective.anchors import ANCHORS

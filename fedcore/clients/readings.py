@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedcore.algorithms import Algorithm
 from fedcore.clients.layout import Tensors
-from fedcore.clients.state import ClientState
+from fedcore.clients.state import ClientState, sent
 from fedcore.clients.step import StepReadings
 
 READINGS = (
@@ -65,7 +65,7 @@ class Totals:
         """
         assert self.sums is not None  # a client has at least one step
         assert self.last is not None
-        mean = self.sums / self.steps.to(self.sums.device)[:, None]
+        mean = self.sums / sent(self.steps, self.sums.device)[:, None]
         _, _, raw, effective, norm, rest = self.last[:, :6].unbind(1)
         sound = torch.isfinite(mean[:, 0]) & torch.isfinite(mean[:, 1]) & torch.isfinite(norm)
         sound &= largest(state) <= limit

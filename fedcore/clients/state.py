@@ -10,6 +10,14 @@ from torch import Tensor
 
 from fedcore.clients.layout import Layout, Tensors
 
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """To the device, without waiting for it."""
+    if device.type == "cuda" and values.device.type == "cpu":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
 MEMORY = "memory"
 LOG_VAR_MEMORY = "log_var_memory"
 
@@ -108,7 +116,8 @@ class ClientState:
 
     def take(self, rows: Tensor) -> ClientState:
         """The clients at these rows, copied."""
-        return self.each(lambda x: x[rows.to(x.device)])
+        here = sent(rows, self.log_var.device)
+        return self.each(lambda x: x.index_select(0, here))
 
     def first(self, clients: int) -> ClientState:
         """The first clients, sharing memory."""
@@ -116,10 +125,10 @@ class ClientState:
 
     def put(self, rows: Tensor, part: ClientState) -> None:
         """Write these clients back: what is held here of each."""
-        theirs = part.leaves()
+        theirs, here = part.leaves(), sent(rows, self.log_var.device)
         for name, mine in self.leaves().items():
             if name in theirs and mine.shape[1:] == theirs[name].shape[1:]:
-                mine[rows.to(mine.device)] = theirs[name].to(mine.device)
+                mine.index_copy_(0, here, theirs[name].to(mine.device))
 
     def leaves(self) -> Tensors:
         """The tensors that hold all of it, by name."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedcore.clients.state import ClientState
+from fedcore.clients.state import ClientState, sent
 from fedcore.errors import StorageError
 
 Home = Literal["device", "memory", "disk"]
@@ -43,7 +43,7 @@ class Store:
 
     def put(self, rows: Tensor, part: ClientState) -> None:
         """Write these clients back."""
-        self._state.put(sent(rows, self.device), part)
+        self._state.put(rows, part)
 
     def prototypes(self, rows: Tensor) -> Tensor:
         """Those of clients that are not on their way back, on the device."""
@@ -131,13 +131,6 @@ class Away(Store):
                     self._stream.synchronize()  # sync: of this thread only
             self._state.put(rows, part)
         self._forget()
-
-
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """To the device, without waiting for it."""
-    if device.type == "cuda" and values.device.type == "cpu":
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
 
 
 def _to_pinned(values: Tensor) -> Tensor:

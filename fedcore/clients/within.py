@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fedcore.clients.layout import Tensors
 from fedcore.clients.readings import Totals
-from fedcore.clients.state import ClientState
-from fedcore.clients.store import sent
+from fedcore.clients.state import ClientState, sent
 
 TO_DO, DONE, LEFT_OUT = 0, 1, 2  # how a client stands within a round
 

@@ -16,6 +16,7 @@ ONE_SHOT = ("--config", "smoke", "--set", "clients.count=6", "data.alpha=0.3", "
 ONE_SHOT += ("clients.local_epochs=4",)
 FEDAVG = (*ONE_SHOT, "algorithm.name=fedavg", "clients.per_round=4")
 LANES = (*ONE_SHOT, "clients.width=3", "clients.per_round=5")  # fp32: lanes round by their size
+FORGETTING = (*FEDAVG, "clients.keep_models=false")
 PROOF = ("prototypes_sha256", "parameters_sha256", "accuracy", "lambda_effective")
 
 
@@ -25,7 +26,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dic
     folder = tmp_path_factory.mktemp("alone")
     return {
         words: runs.completed(0, folder / str(i), *words)
-        for i, words in enumerate((ONE_SHOT, FEDAVG, LANES))
+        for i, words in enumerate((ONE_SHOT, FEDAVG, LANES, FORGETTING))
     }
 
 
@@ -44,6 +45,15 @@ def test_world_sizes_agree(ranks: int, words: tuple[str, ...], alone: dict, tmp_
     found = runs.completed(ranks, tmp_path, *words)
     assert found["world_size"] == ranks
     assert {k: found[k] for k in PROOF} == {k: alone[words][k] for k in PROOF}
+
+
+def test_models_that_are_not_kept_and_clients_on_disk_agree(alone: dict, tmp_path: Path) -> None:
+    """The averaged model is the one of clients that are kept; others have nothing to report."""
+    found = runs.completed(3, tmp_path / "forgetting", *FORGETTING)
+    assert {k: found[k] for k in PROOF} == {k: alone[FORGETTING][k] for k in PROOF}
+    assert found["test_accuracy"] == alone[FEDAVG]["test_accuracy"]
+    disk = runs.completed(2, tmp_path / "disk", *ONE_SHOT, "clients.store=disk")
+    assert {k: disk[k] for k in PROOF} == {k: alone[ONE_SHOT][k] for k in PROOF}
 
 
 def test_a_killed_rank_and_a_resume_on_other_ranks_agree(alone: dict, tmp_path: Path) -> None:
