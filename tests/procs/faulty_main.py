@@ -140,10 +140,18 @@ def limited(kind: int, to: int) -> Iterator[None]:
         resource.setrlimit(kind, before)
 
 
-def no_more_memory() -> Any:
-    """What is taken already may be used, and nothing above it."""
+@contextmanager
+def no_more_memory() -> Iterator[None]:
+    """No block of 64 KB is left: none that was given back, and none above."""
     status = dict(x.split(":", 1) for x in Path("/proc/self/status").read_text().splitlines())
-    return limited(resource.RLIMIT_DATA, int(status["VmData"].split()[0]) * 1024)
+    with limited(resource.RLIMIT_DATA, int(status["VmData"].split()[0]) * 1024):
+        held, size = [], 1 << 24
+        while size >= 1 << 16:
+            try:
+                held.append(bytearray(size))
+            except MemoryError:
+                size //= 2
+        yield
 
 
 def full_disk() -> Any:
