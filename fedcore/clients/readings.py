@@ -79,6 +79,6 @@ def largest(state: ClientState) -> Tensor:
     buffers = (v.flatten(1) for v in state.buffers.values() if v.is_floating_point())
     found = torch.zeros(len(state), dtype=torch.float64, device=state.log_var.device)
     for values in (state.weights, *buffers):
-        low, high = torch.aminmax(values, dim=1)
-        found = torch.maximum(found, torch.maximum(high, -low).double())
+        if values.shape[1]:  # aminmax and the infinity norm are twenty times slower over an axis
+            found = torch.maximum(found, values.abs().amax(1).double())
     return found
