@@ -21,7 +21,21 @@ from torch import Tensor
 Kind = Literal["digits", "natural"]
 
 GREY = (0.2989, 0.587, 0.114)  # ITU-R 601-2, as torchvision
-NUMBERS: dict[Kind, int] = {"digits": 7, "natural": 11}  # uniform ones that a row's view takes
+CHANCE = (0.0, 1.0)
+RATIO = math.log(4 / 3)
+# what uniform numbers stand for, from where to where: of a crop its area, log ratio and place
+RANGES: dict[Kind, tuple[tuple[float, float], ...]] = {
+    # shift further, up to a twentieth of the image; angle
+    "digits": (
+        *((0.7, 1.0), (-0.1, 0.1), (-1.0, 1.0), (-1.0, 1.0)),
+        *((-0.1, 0.1), (-0.1, 0.1), (-math.pi / 18, math.pi / 18)),
+    ),
+    # flip; brightness, contrast, saturation, hue; jitter, grey
+    "natural": (
+        *((0.2, 1.0), (-RATIO, RATIO), (-1.0, 1.0), (-1.0, 1.0), CHANCE),
+        *((0.6, 1.4), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1), CHANCE, CHANCE),
+    ),
+}
 
 
 class View(NamedTuple):
@@ -56,7 +70,7 @@ def uniform(generator: torch.Generator, steps: int, rows: int, kind: Kind) -> Te
 
     Step by step: a generator gives the same numbers for a step in one call and in several.
     """
-    return torch.rand(steps, rows, NUMBERS[kind], generator=generator)
+    return torch.rand(steps, rows, len(RANGES[kind]), generator=generator)
 
 
 def table(numbers: Tensor, kind: Kind) -> Tensor:
@@ -66,8 +80,9 @@ def table(numbers: Tensor, kind: Kind) -> Tensor:
 
 def view_of(numbers: Tensor, kind: Kind) -> View:
     """What uniform numbers [R, n] say is done to each row."""
-    u = numbers.T.contiguous()
-    return _digits(u) if kind == "digits" else _natural(u)
+    low, high = torch.tensor(RANGES[kind])[:, :, None].unbind(1)
+    values = torch.addcmul(low, high - low, numbers.T.contiguous()).unbind(0)
+    return _digits(*values) if kind == "digits" else _natural(*values)
 
 
 def parameters(view: View) -> Tensor:
@@ -85,44 +100,39 @@ def parameters(view: View) -> Tensor:
     return torch.stack([*plane, *factors, torch.where(jitter, view.hue, 0), view.grey], 1)
 
 
-def _between(u: Tensor, low: float, high: float) -> Tensor:
-    return low + (high - low) * u
-
-
-def _crop(area: Tensor, log_ratio: Tensor, where: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _crop(area: Tensor, log_ratio: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
     """Scale and centre of a crop of that area share and aspect ratio, inside the image."""
     ratio = log_ratio.exp()
     width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
-    return width, height, (1 - width) * (2 * where[0] - 1), (1 - height) * (2 * where[1] - 1)
+    return [width, height, (1 - width) * x, (1 - height) * y]
 
 
-def _digits(u: Tensor) -> View:
-    width, height, x, y = _crop(_between(u[0], 0.7, 1.0), _between(u[1], -0.1, 0.1), u[2:4])
-    shift = _between(u[4:6], -0.1, 0.1)  # up to a twentieth of the image further
-    return identity(u.shape[1])._replace(
-        scale_x=width,
-        scale_y=height,
-        shift_x=x + shift[0],
-        shift_y=y + shift[1],
-        angle=_between(u[6], -math.pi / 18, math.pi / 18),
+def _digits(
+    area: Tensor, ratio: Tensor, x: Tensor, y: Tensor, right: Tensor, down: Tensor, angle: Tensor
+) -> View:
+    width, height, x, y = _crop(area, ratio, x, y)
+    return identity(len(area))._replace(
+        scale_x=width, scale_y=height, shift_x=x + right, shift_y=y + down, angle=angle
     )
 
 
-def _natural(u: Tensor) -> View:
-    limit = math.log(4 / 3)
-    width, height, x, y = _crop(_between(u[0], 0.2, 1.0), _between(u[1], -limit, limit), u[2:4])
+def _natural(
+    area: Tensor, ratio: Tensor, x: Tensor, y: Tensor, flip: Tensor, *colour: Tensor
+) -> View:
+    width, height, x, y = _crop(area, ratio, x, y)
+    brightness, contrast, saturation, hue, jitter, grey = colour
     return View(
-        torch.where(u[4] < 0.5, -width, width),
+        torch.where(flip < 0.5, -width, width),
         height,
         x,
         y,
         torch.zeros_like(x),
-        _between(u[5], 0.6, 1.4),
-        _between(u[6], 0.6, 1.4),
-        _between(u[7], 0.6, 1.4),
-        _between(u[8], -0.1, 0.1),
-        (u[9] < 0.8).to(u.dtype),
-        (u[10] < 0.2).to(u.dtype),
+        brightness,
+        contrast,
+        saturation,
+        hue,
+        (jitter < 0.8).to(x.dtype),
+        (grey < 0.2).to(x.dtype),
     )
 
 

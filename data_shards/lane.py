@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 
-def taking_part(steps: Sequence[int]) -> list[int]:
-    """How many clients each step has, of their numbers of steps (descending)."""
+def taking_part(steps: Sequence[int], first: int = 0) -> list[int]:
+    """How many clients each step from `first` on has, of their numbers of steps (descending)."""
     counts, clients = [], len(steps)
-    for step in range(max(steps, default=0)):
+    for step in range(first, max(steps, default=0)):
         while steps[clients - 1] <= step:
             clients -= 1
         counts.append(clients)
@@ -24,12 +24,13 @@ def taking_part(steps: Sequence[int]) -> list[int]:
 
 
 def laid(each: Sequence[Tensor]) -> Tensor:
-    """A table [sum of all steps, ...] of the clients' own tables [their steps, ...]."""
+    """A table [sum of all steps, ...] of the clients' own tables [their steps, ...], the longest
+    of which come first."""
+    steps = [own.shape[0] for own in each]
     if len(each) == 1:
         return each[0]
-    counts = taking_part([len(own) for own in each])
-    starts = torch.tensor([0, *accumulate(counts)])
-    table = each[0].new_empty(int(starts[-1]), *each[0].shape[1:])
-    for i, own in enumerate(each):
-        table[starts[: len(own)] + i] = own
-    return table
+    if steps[0] == steps[-1]:
+        return torch.stack(list(each), 1).flatten(0, 1)
+    starts = torch.tensor([0, *accumulate(steps[:-1])])
+    step = torch.arange(steps[0])[:, None]
+    return torch.cat(list(each))[(starts + step)[step < torch.tensor(steps)]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import lru_cache, partial
 from itertools import repeat
 
 import torch
@@ -64,6 +65,7 @@ class ShardedData:
         self.pixels = Pixels(manifest, device, dtype, channels_last=channels_last, augment=augment)
         self._parts: dict[int, Part] = {k: manifest.clients[k] for k in clients}
         self._places = torch.arange(self.batch_size)
+        self._ones = lru_cache(partial(_ones, self.batch_size, device, dtype))
         reader = Streaming if streaming else Resident
         self._reader: Reader = reader(
             folder, manifest, self._parts, device, workers, self.pixels.innermost
@@ -112,7 +114,7 @@ class ShardedData:
         if not clients:
             return
         with closing(self._begun(clients, round, epoch, first)) as lane:
-            weights = self._weights(clients, first)
+            weights = self._weights(clients, taking_part(steps, first), first)
             drawn = self._drawn(clients, round, epoch, first)
             for held, weight, parameters in zip(lane, weights, drawn, strict=False):
                 images = self.pixels.views(held.images, self.views, parameters)
@@ -135,15 +137,14 @@ class ShardedData:
             orders.append(epoch_order(self._kept_back[client][1], sizes, self.buffer, draws))
         return self._reader.epoch(clients, orders, self.batch_size, first)
 
-    def _weights(self, clients: Sequence[int], first: int) -> Sequence[Tensor]:
+    def _weights(self, clients: Sequence[int], counts: list[int], first: int) -> Sequence[Tensor]:
         """1 for a sample of the batch, 0 for filling: [K, B] of each step."""
-        size, steps = self.batch_size, [self.steps(k) for k in clients]
-        left = [
-            self.trained(k) - size * torch.arange(first, n)
-            for k, n in zip(clients, steps, strict=True)
-        ]  # samples from each step on
+        size, trained = self.batch_size, [self.trained(k) for k in clients]
+        if not any(n % size for n in trained):  # nothing is filled up
+            return [self._ones(count) for count in counts]
+        left = [torch.arange(n - first * size, 0, -size) for n in trained]  # samples, at each step
         weight = sent(self._places < laid(left)[:, None], self.device).to(self.pixels.dtype)
-        return torch.split(weight, taking_part([len(own) for own in left]))
+        return torch.split_with_sizes(weight, counts)
 
     def _drawn(
         self, clients: Sequence[int], round: int, epoch: int, first: int
@@ -167,7 +168,7 @@ class ShardedData:
                 [augment.uniform(g, n, rows, kind) for g, n in zip(draws, here, strict=False)]
             )
             table = sent(augment.table(numbers.flatten(0, 1), kind), self.device)
-            yield from torch.split(table, [rows * count for count in taking_part(here)])
+            yield from torch.split_with_sizes(table, [rows * count for count in taking_part(here)])
 
     def _block_steps(self, clients: Sequence[int]) -> int:
         return max(1, BLOCK // (len(clients) * self.views * self.batch_size))
@@ -187,6 +188,10 @@ class ShardedData:
         weight = sent(self._places < torch.tensor(left)[:, None], self.device)
         images = self.pixels.views(held.images, self.views, parameters)
         return Batch(images, held.labels, weight.to(self.pixels.dtype))
+
+
+def _ones(rows: int, device: torch.device, dtype: torch.dtype, clients: int) -> Tensor:
+    return torch.ones(clients, rows, device=device, dtype=dtype)
 
 
 def blocks(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:

@@ -163,15 +163,16 @@ class Resident:
     ) -> Generator[Held, None, None]:
         """Samples [K, B] of each step; which they are is sent to the device once."""
         each = [
-            filled(order.rows, size)[first:] + self._starts[client]
+            filled(order.rows + self._starts[client], size)[first:]
             for client, order in zip(clients, orders, strict=True)
         ]
         rows = sent(laid(each), self.device)
         labels = self._held.labels[rows]
-        counts = taking_part([len(own) for own in each])
-        for here, named in zip(*(torch.split(x, counts) for x in (rows, labels)), strict=True):
+        counts = taking_part([own.shape[0] for own in each])
+        steps = (torch.split_with_sizes(x, counts) for x in (rows, labels))
+        for here, named in zip(*steps, strict=True):
             images = self._held.images.index_select(0, here.flatten())
-            yield Held(images, named.flatten()).shaped(*here.shape)
+            yield Held(images.view(*here.shape, *images.shape[1:]), named)
 
     def take(self, clients: Sequence[int], rows: Tensor) -> Held:
         """Any of each client's samples."""
@@ -182,9 +183,9 @@ class Resident:
 def filled(rows: Tensor, size: int) -> Tensor:
     """Rows [n] in batches [steps, size], the last filled up with the first: filling is the client's
     own."""
-    missing = -len(rows) % size
-    if missing:
-        rows = torch.cat([rows, rows[torch.arange(missing) % len(rows)]])
+    n = rows.shape[0]
+    if missing := -n % size:
+        rows = torch.cat([rows, rows[torch.arange(missing) % n]])
     return rows.view(-1, size)
 
 
