@@ -94,6 +94,18 @@ def test_rows_are_independent_and_drawn_by_seed(kind) -> None:
     assert whole.max() <= 1 + 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["digits", "natural"])
+def test_a_row_has_the_same_bits_wherever_it_lies(kind: Kind, dtype: torch.dtype) -> None:
+    """Vectors of numbers begin and end elsewhere; so do the shares of threads."""
+    images = torch.rand(37, 3, 33, 31, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    own = draw(torch.Generator().manual_seed(1), 37, kind).to(dtype)
+    whole = apply(images, own, kind)
+    for start, stop in ((0, 1), (1, 2), (2, 5), (5, 36), (36, 37)):
+        found = apply(images[start:stop], own[start:stop], kind)
+        assert torch.equal(found, whole[start:stop])
+
+
 def drawn(kind: Kind) -> View:
     """4000 rows."""
     return view_of(uniform(torch.Generator().manual_seed(2), 1, 4000, kind)[0], kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,9 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def data(folder: Path, clients: list[int], *, augment: bool = True, batch: int = 4) -> ShardedData:
+def data(
+    folder: Path, clients: list[int], *, augment: bool = True, batch: int = 4, **other: Any
+) -> ShardedData:
     return ShardedData(
         folder,
         Manifest.load(folder),
@@ -56,6 +59,7 @@ def data(folder: Path, clients: list[int], *, augment: bool = True, batch: int =
         device=CPU,
         dtype=torch.float64,
         augment=augment,
+        **other,
     )
 
 
