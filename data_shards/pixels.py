@@ -8,7 +8,7 @@ from torch import Tensor
 from data_shards import augment as views_of
 from data_shards.manifest import Manifest
 
-CHUNK = 2**20  # numbers of images that a CPU augments at a time: they stay in its cache
+CHUNK = 2**20  # numbers of images that a CPU works on at a time: they stay in its cache
 
 
 class Pixels:
@@ -48,8 +48,22 @@ class Pixels:
 
     def plain(self, images: Tensor) -> Tensor:
         """Stored images [R, *stored] as they are: [R, channels, height, width]."""
-        found = images.to(self.dtype).mul_(self._scale).add_(self._shift)
+        rows = self._at_a_time(images)
+        if len(images) <= rows:
+            found = self._normalise(images.to(self.dtype))
+        else:
+            found = torch.empty(images.shape, dtype=self.dtype, device=images.device)
+            for place, some in zip(*(torch.split(x, rows) for x in (found, images)), strict=True):
+                self._normalise(place.copy_(some))
         return found.permute(0, 3, 1, 2) if self.innermost else found
+
+    def _normalise(self, images: Tensor) -> Tensor:
+        """In their place."""
+        return images.mul_(self._scale).add_(self._shift)
+
+    def _at_a_time(self, images: Tensor) -> int:
+        """Rows that go through all operations before the next do."""
+        return len(images) if images.is_cuda else max(1, CHUNK // images[0].numel())
 
     def views(self, images: Tensor, number: int, parameters: Tensor | None) -> Tensor:
         """Views [K, V, B, channels, height, width] of stored images [K, B, *stored].
@@ -63,7 +77,7 @@ class Pixels:
 
     def _drawn(self, images: Tensor, parameters: Tensor) -> Tensor:
         """A view of each image, normalised, in the layout."""
-        rows = len(images) if images.is_cuda else max(1, CHUNK // images[0].numel())
+        rows = self._at_a_time(images)
         if len(images) <= rows and not self.channels_last:
             return self._some(images, parameters)
         found = self._room(len(images), images.device)
@@ -76,7 +90,7 @@ class Pixels:
     def _some(self, images: Tensor, parameters: Tensor) -> Tensor:
         unit = images.to(self.dtype).div_(255)
         found = views_of.apply(unit, parameters.to(self.dtype), self.kind)
-        return found.mul_(self._scale).add_(self._shift)
+        return self._normalise(found)
 
     def _room(self, rows: int, device: torch.device) -> Tensor:
         channels, height, width = self.shape

@@ -47,7 +47,8 @@ def test_batches_are_those_of_the_cpu(
             pairs = zip(here.epoch(lane, 3, 1, first), there.epoch(lane, 3, 1, first), strict=True)
             for wanted, found in pairs:
                 assert all(x.is_cuda for x in found)
-                assert found.images.stride() == wanted.images.stride()
+                flat = found.images[0].flatten(0, 1)
+                assert flat.is_contiguous(memory_format=torch.channels_last) == channels_last
                 assert torch.equal(found.labels.cpu(), wanted.labels)
                 assert torch.equal(found.weight.cpu(), wanted.weight)
                 torch.testing.assert_close(found.images.cpu(), wanted.images, rtol=1e-4, atol=1e-4)
@@ -84,17 +85,3 @@ def test_evaluation_waits_for_nothing(folder: Path) -> None:
             found = list(there.chunks(7))
         wanted = torch.cat(list(here.chunks(7)))
         torch.testing.assert_close(torch.cat(found).cpu(), wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_a_lane_costs_no_more_launches_than_one_client(folder: Path) -> None:
-    """The host's work of a step does not grow with the clients."""
-    source = data(folder, dtype=torch.float32, device=CUDA)
-    launches = []
-    for lane in ([0], [0, 4, 2]):
-        batches = source.epoch(lane, 0, 0)
-        next(batches)
-        with torch.profiler.profile() as profile:
-            next(batches)
-        kinds = [event.key for event in profile.key_averages() if event.key.startswith("aten::")]
-        launches.append(sum(e.count for e in profile.key_averages() if e.key in kinds))
-    assert launches[1] <= launches[0]

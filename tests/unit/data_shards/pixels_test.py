@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_shards import pixels, read
 from data_shards.lane import laid, taking_part
@@ -90,12 +92,17 @@ def test_grey_images_lie_channels_last_too(grey_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
+@AUGMENT
 @BOTH
 def test_views_drawn_and_made_in_pieces_are_those_made_at_once(
-    folder: Path, streaming: bool, channels_last: bool, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    streaming: bool,
+    augment: bool,
+    channels_last: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Blocks of steps that do not end where clients do; chunks of a few rows, the last shorter."""
-    source = data(folder, streaming=streaming, channels_last=channels_last)
+    source = data(folder, streaming=streaming, augment=augment, channels_last=channels_last)
     whole = list(source.epoch(LANE, 0, 1))
     for block, chunk in ((1, 1), (100, 180), (300, 900), (2**20, 60)):
         monkeypatch.setattr(read, "BLOCK", block)
@@ -118,6 +125,33 @@ def test_a_lane_is_its_clients_one_by_one(folder: Path, streaming: bool, first: 
         assert all(torch.equal(torch.cat(x), y) for x, y in zip(columns, batch, strict=True))
     assert step == 12
     assert SIZES[1] == 0
+
+
+class Operations(TorchDispatchMode):
+    """Counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@AUGMENT
+def test_a_step_of_a_lane_takes_no_more_operations_than_one_of_a_client(
+    folder: Path, augment: bool
+) -> None:
+    """What the host does for a step does not grow with the clients."""
+    source, counts = data(folder, augment=augment, channels_last=True), []
+    for lane in ([0], [0, 4], [0, 4, 2]):
+        batches = source.epoch(lane, 0, 0)
+        next(batches)
+        with Operations() as operations:
+            assert len(next(batches).labels) == len(lane)
+        counts.append(operations.count)
+    assert counts[0] == counts[1] == counts[2]
 
 
 @settings(max_examples=100, deadline=None)
