@@ -1,9 +1,12 @@
 """How fast samples come: held, streamed, written and verified, each beside what one would use else.
 
-    PYTHONPATH=. .venv/bin/python bench/loader.py [--samples 20000] [--blocks 7]
+    PYTHONPATH=. .venv/bin/python bench/loader.py [--samples 20000] [--blocks 7] [--device cuda]
 
 - resident: an epoch of `ShardedData` beside a bare loop over the same tensors (index, to float,
   normalise; with views: our augmentation called on the batch).
+- lane: an epoch of eight clients as one lane beside those of the eight one after another; of few
+  samples each, and of many.
+- layout: with the channels last in memory beside the usual layout.
 - streaming: an epoch read from the tars beside torchvision's CIFAR10 and DataLoader over arrays in
   memory, with equally many workers and the same transforms: none, and the views of SimCLR.
 - writing and verifying: MB/s beside `tar` of the same samples as loose files, and `sha256sum`.
@@ -20,6 +23,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -58,49 +62,62 @@ def stored(folder: Path, arrays: Arrays, clients: int) -> Manifest:
     return write(folder, "random", source, arrays, test, [Dealt(part) for part in parts], {})
 
 
-def ours(folder: Path, manifest: Manifest, size: int, views: bool, **other: Any) -> Run:
-    """Each client's epoch, one after another."""
+def ours(
+    folder: Path, manifest: Manifest, size: int, views: bool, *, lane: int = 1, **other: Any
+) -> Run:
+    """Each client's epoch, one lane after another."""
+    clients = range(len(manifest.clients))
     data = ShardedData(
         folder,
         manifest,
-        range(len(manifest.clients)),
+        clients,
         batch_size=size,
         views=1,
         seed=0,
-        device=CPU,
         dtype=torch.float32,
         augment=views,
-        **other,
+        **{"device": CPU} | other,
     )
+    longest_first = sorted(clients, key=data.steps, reverse=True)
+    lanes = [longest_first[i : i + lane] for i in range(0, len(clients), lane)]
     rounds = iter(range(10**9))
 
     def run() -> float:
         round = next(rounds)
-        return sum(
-            len(batch.labels[0])
-            for client in range(len(manifest.clients))
-            for batch in data.epoch([client], round, 0)
+        seen = sum(
+            batch.labels.numel() for clients in lanes for batch in data.epoch(clients, round, 0)
         )
+        settle(data.device)
+        return seen
 
     return run
 
 
-def bare(folder: Path, manifest: Manifest, size: int, views: bool) -> Run:
+def settle(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def bare(
+    folder: Path, manifest: Manifest, size: int, views: bool, device: torch.device = CPU
+) -> Run:
     """A loop that a careful person would write over tensors in memory."""
-    held = [read_part(folder, manifest, part) for part in manifest.clients]
-    mean, std = (torch.tensor(x)[:, None, None] for x in (MEAN, STD))
+    held = [read_part(folder, manifest, part).to(device) for part in manifest.clients]
+    mean, std = (torch.tensor(x, device=device)[:, None, None] for x in (MEAN, STD))
     draws = torch.Generator().manual_seed(0)
 
     def run() -> float:
         seen = 0
         for images, labels in held:
-            for rows in torch.randperm(len(labels)).split(size):
+            for rows in torch.randperm(len(labels)).to(device).split(size):
                 batch, wanted = images[rows].float() / 255, labels[rows]
                 if views:
-                    parameters = augment.draw(draws, len(rows), "natural")
+                    parameters = augment.draw(draws, len(rows), "natural").to(device)
                     batch = augment.apply(batch, parameters, "natural")
                 batch = (batch - mean) / std
                 seen += len(wanted)
+        settle(device)
         return seen
 
     return run
@@ -184,6 +201,28 @@ def disk(
     yield "verify", compared({"ours": verify_ours, "sha256sum": verify_sums}, blocks)
 
 
+def held(
+    place: Path, arrays: Arrays, device: torch.device, blocks: int
+) -> Iterator[tuple[str, Any]]:
+    """What is on the device: beside a bare loop, as lanes, in both layouts."""
+    on: dict[str, Any] = {"device": device}
+    few = Arrays(arrays.images[:4096], arrays.labels[:4096])
+    stores = {"": (arrays, 8), ", 16 samples a client": (few, 256)}
+    for about, (samples, clients) in stores.items():
+        folder = place / f"of {clients}"
+        manifest = stored(folder, samples, clients)
+        for views, size in product((False, True), (32,) if about else (32, 256)):
+            where, name = (folder, manifest, size, views), "views" if views else "plain"
+            one = ours(*where, **on)
+            pairs = {
+                "resident": {"resident": one, "loop": bare(*where, device)},
+                "lane": {"lane of 8": ours(*where, lane=8, **on), "one by one": one},
+                "layout": {"channels last": ours(*where, channels_last=True, **on), "usual": one},
+            }
+            for kind, pair in pairs.items():
+                yield f"{kind}, {name}, B {size}{about}", compared(pair, blocks)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -192,26 +231,21 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=7, help="of each kind")
+    parser.add_argument("--device", default="cpu", help="where resident samples lie")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/loader.json"))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    found = facts(vars(given), CPU)
+    found = facts(vars(given), torch.device(given.device))
     arrays = made(given.samples)
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
         folder = Path(place) / "shards"
         manifest = stored(folder, arrays, given.clients)
+        found |= dict(held(Path(place), arrays, torch.device(given.device), given.blocks))
         for views in (False, True):
             name = "views" if views else "plain"
-            for size in (32, 256):
-                pair = {
-                    "resident": ours(folder, manifest, size, views),
-                    "loop": bare(folder, manifest, size, views),
-                }
-                found[f"resident, {name}, B {size}"] = compared(pair, given.blocks)
+            settings = {"streaming": True, "workers": given.workers}
             pair = {
-                "streaming": ours(
-                    folder, manifest, 256, views, streaming=True, workers=given.workers
-                ),
+                "streaming": ours(folder, manifest, 256, views, **settings),
                 "torchvision": torchvision(arrays, 256, views, given.workers),
             }
             found[f"streaming, {name}, B 256"] = compared(pair, given.blocks)

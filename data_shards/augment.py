@@ -4,11 +4,14 @@ digits: crop, shift, small rotation; no flip. natural: random resized crop (scal
 3/4...4/3), horizontal flip, colour jitter (0.4, 0.4, 0.4, 0.1) with probability 0.8 in the fixed
 order brightness, contrast, saturation, hue, grey with probability 0.2 (Chen et al. 2020). Colour
 operations follow torchvision's definitions.
+
+A row's view does not depend on the others: every operation rounds alike wherever a row lies.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,10 +21,25 @@ from torch import Tensor
 Kind = Literal["digits", "natural"]
 
 GREY = (0.2989, 0.587, 0.114)  # ITU-R 601-2, as torchvision
+CHANCE = (0.0, 1.0)
+RATIO = math.log(4 / 3)
+# what uniform numbers stand for, from where to where: of a crop its area, log ratio and place
+RANGES: dict[Kind, tuple[tuple[float, float], ...]] = {
+    # shift further, up to a twentieth of the image; angle
+    "digits": (
+        *((0.7, 1.0), (-0.1, 0.1), (-1.0, 1.0), (-1.0, 1.0)),
+        *((-0.1, 0.1), (-0.1, 0.1), (-math.pi / 18, math.pi / 18)),
+    ),
+    # flip; brightness, contrast, saturation, hue; jitter, grey
+    "natural": (
+        *((0.2, 1.0), (-RATIO, RATIO), (-1.0, 1.0), (-1.0, 1.0), CHANCE),
+        *((0.6, 1.4), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1), CHANCE, CHANCE),
+    ),
+}
 
 
 class View(NamedTuple):
-    """What is done to each of R rows; the columns of a parameter table [R, 11]."""
+    """What is done to each of R rows, [R] each."""
 
     scale_x: Tensor  # width of the crop over the image's, > 0; negative = flipped
     scale_y: Tensor
@@ -44,59 +62,89 @@ def identity(rows: int) -> View:
 
 def draw(generator: torch.Generator, rows: int, kind: Kind) -> Tensor:
     """Parameters [rows, 11] float32 on the CPU, all from that generator."""
-    u = torch.rand(12, rows, generator=generator)
-    return torch.stack(_digits(u) if kind == "digits" else _natural(u), dim=1)
+    return table(uniform(generator, 1, rows, kind)[0], kind)
 
 
-def _between(u: Tensor, low: float, high: float) -> Tensor:
-    return low + (high - low) * u
+def uniform(generator: torch.Generator, steps: int, rows: int, kind: Kind) -> Tensor:
+    """What the views of `rows` rows in each of `steps` steps are made of: [steps, rows, n].
+
+    Step by step: a generator gives the same numbers for a step in one call and in several.
+    """
+    return torch.rand(steps, rows, len(RANGES[kind]), generator=generator)
 
 
-def _crop(area: Tensor, log_ratio: Tensor, where: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def table(numbers: Tensor, kind: Kind) -> Tensor:
+    """Parameters [R, 11] float32 on the CPU of uniform numbers [R, n]."""
+    return parameters(view_of(numbers, kind))
+
+
+def view_of(numbers: Tensor, kind: Kind) -> View:
+    """What uniform numbers [R, n] say is done to each row."""
+    low, high = torch.tensor(RANGES[kind])[:, :, None].unbind(1)
+    values = torch.addcmul(low, high - low, numbers.T.contiguous()).unbind(0)
+    return _digits(*values) if kind == "digits" else _natural(*values)
+
+
+def parameters(view: View) -> Tensor:
+    """The view as `apply` takes it, [R, 11]: an affine map of the plane, and five of colour.
+
+    A row without jitter has factors that change nothing: whether it has some is not asked for on
+    the device.
+    """
+    cos, sin, jitter = view.angle.cos(), view.angle.sin(), view.jitter > 0
+    factors = [torch.where(jitter, x, 1) for x in (view.brightness, view.contrast, view.saturation)]
+    plane = [
+        *(view.scale_x * cos, -view.scale_y * sin, view.shift_x),
+        *(view.scale_x * sin, view.scale_y * cos, view.shift_y),
+    ]
+    return torch.stack([*plane, *factors, torch.where(jitter, view.hue, 0), view.grey], 1)
+
+
+def _crop(area: Tensor, log_ratio: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
     """Scale and centre of a crop of that area share and aspect ratio, inside the image."""
     ratio = log_ratio.exp()
     width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
-    return width, height, (1 - width) * (2 * where[0] - 1), (1 - height) * (2 * where[1] - 1)
+    return [width, height, (1 - width) * x, (1 - height) * y]
 
 
-def _digits(u: Tensor) -> View:
-    width, height, x, y = _crop(_between(u[0], 0.7, 1.0), _between(u[1], -0.1, 0.1), u[2:4])
-    shift = _between(u[4:6], -0.1, 0.1)  # up to a twentieth of the image further
-    return identity(u.shape[1])._replace(
-        scale_x=width,
-        scale_y=height,
-        shift_x=x + shift[0],
-        shift_y=y + shift[1],
-        angle=_between(u[6], -math.pi / 18, math.pi / 18),
+def _digits(
+    area: Tensor, ratio: Tensor, x: Tensor, y: Tensor, right: Tensor, down: Tensor, angle: Tensor
+) -> View:
+    width, height, x, y = _crop(area, ratio, x, y)
+    return identity(len(area))._replace(
+        scale_x=width, scale_y=height, shift_x=x + right, shift_y=y + down, angle=angle
     )
 
 
-def _natural(u: Tensor) -> View:
-    limit = math.log(4 / 3)
-    width, height, x, y = _crop(_between(u[0], 0.2, 1.0), _between(u[1], -limit, limit), u[2:4])
+def _natural(
+    area: Tensor, ratio: Tensor, x: Tensor, y: Tensor, flip: Tensor, *colour: Tensor
+) -> View:
+    width, height, x, y = _crop(area, ratio, x, y)
+    brightness, contrast, saturation, hue, jitter, grey = colour
     return View(
-        torch.where(u[4] < 0.5, -width, width),
+        torch.where(flip < 0.5, -width, width),
         height,
         x,
         y,
         torch.zeros_like(x),
-        _between(u[5], 0.6, 1.4),
-        _between(u[6], 0.6, 1.4),
-        _between(u[7], 0.6, 1.4),
-        _between(u[8], -0.1, 0.1),
-        (u[9] < 0.8).to(u.dtype),
-        (u[10] < 0.2).to(u.dtype),
+        brightness,
+        contrast,
+        saturation,
+        hue,
+        (jitter < 0.8).to(x.dtype),
+        (grey < 0.2).to(x.dtype),
     )
 
 
 def apply(images: Tensor, parameters: Tensor, kind: Kind) -> Tensor:
-    """Views of images [R, channels, H, W] in 0...1, row by row; the same shape and range."""
-    view = View(*parameters.unbind(1))
-    images = _warp(images, view, kind)
-    return _colour(images, view) if kind == "natural" and images.shape[1] == 3 else images
+    """Views of images [R, channels, H, W] in 0...1, row by row; the same shape and range, new."""
+    views = _warp(images, parameters[:, :6], kind)
+    return (
+        _colour(views, parameters[:, 6:]) if kind == "natural" and images.shape[1] == 3 else views
+    )
 
 
-def _warp(images: Tensor, view: View, kind: Kind) -> Tensor:
+def _warp(images: Tensor, maps: Tensor, kind: Kind) -> Tensor:
     """Crop, flip, shift and rotation as one bilinear sampling.
 
     Outside a digit there is its black ground. A natural crop never leaves the image, but its
@@ -104,48 +152,59 @@ def _warp(images: Tensor, view: View, kind: Kind) -> Tensor:
     does, since mixing in black would darken the rim of every enlarged crop at an edge.
     """
     outside = "zeros" if kind == "digits" else "border"
-    cos, sin = view.angle.cos(), view.angle.sin()
-    first = torch.stack([view.scale_x * cos, -view.scale_y * sin, view.shift_x], 1)
-    second = torch.stack([view.scale_x * sin, view.scale_y * cos, view.shift_y], 1)
-    grid = F.affine_grid(torch.stack([first, second], 1), list(images.shape), align_corners=False)
+    x, y = (_centres(n, images.device, images.dtype) for n in (images.shape[3], images.shape[2]))
+    by_x, by_y, shift = maps.view(-1, 2, 3, 1, 1).unbind(2)
+    # `affine_grid` multiplies matrices of three columns, which takes longer than the sampling
+    grid = torch.addcmul(torch.addcmul(shift, by_y, y[:, None]), by_x, x)
+    grid = grid.permute(0, 2, 3, 1)
     return F.grid_sample(images, grid, padding_mode=outside, align_corners=False)
 
 
+@lru_cache(maxsize=16)
+def _centres(pixels: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Of pixels in a row, -1...1 from edge to edge."""
+    first = 1 / pixels - 1
+    return torch.linspace(first, -first, pixels, device=device, dtype=dtype)
+
+
 def _grey(images: Tensor) -> Tensor:
-    weights = images.new_tensor(GREY)[:, None, None]
-    return (images * weights).sum(1, keepdim=True)
+    """Luminance [R, 1, H, W]."""
+    red, green, blue = images.unbind(1)
+    return (red * GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2])[:, None]
 
 
-def _blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    factor = factor[:, None, None, None]
-    return (factor * images + (1 - factor) * other).clamp(0, 1)
+def _colour(images: Tensor, factors: Tensor) -> Tensor:
+    """Brightness, contrast, saturation, hue and grey; the images given are used up.
 
-
-def _colour(images: Tensor, view: View) -> Tensor:
-    jittered = _blend(images, torch.zeros_like(images), view.brightness)
-    mean = _grey(jittered).mean((1, 2, 3), keepdim=True)
-    jittered = _blend(jittered, mean, view.contrast)
-    jittered = _blend(jittered, _grey(jittered), view.saturation)
-    jittered = shift_hue(jittered, view.hue)
-    images = torch.where(view.jitter[:, None, None, None] > 0, jittered, images)
-    return torch.where(view.grey[:, None, None, None] > 0, _grey(images).expand_as(images), images)
+    A blend f x + (1 - f) y is a `lerp` from x to y by 1 - f.
+    """
+    brightness, contrast, saturation, turns, grey = factors[:, :, None, None, None].unbind(1)
+    images.mul_(brightness).clamp_(0, 1)
+    images.lerp_(_grey(images.mean((2, 3), keepdim=True)), 1 - contrast).clamp_(0, 1)
+    images.lerp_(_grey(images), 1 - saturation).clamp_(0, 1)
+    images = shift_hue(images, turns.flatten())
+    return images.lerp_(_grey(images), grey)
 
 
 def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Rotate the hue of RGB images [R, 3, H, W] by `turns` [R], through HSV."""
+    """Rotate the hue of RGB images [R, 3, H, W] by `turns` [R], through HSV.
+
+    The hue is |h| = 1 + (green + blue - red - low) / chroma sixths of a turn from red, towards
+    green where there is more of it than of blue: the usual formula without its cases, which
+    would be chosen from pixel by pixel.
+    """
     red, green, blue = images.unbind(1)
-    high, low = images.amax(1), images.amin(1)
+    high, low = (f(f(red, green), blue) for f in (torch.maximum, torch.minimum))
     chroma = high - low
-    safe = chroma.clamp(min=1e-12)
-    hue = torch.where(
-        high == red,
-        (green - blue) / safe,
-        torch.where(high == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
-    )
-    hue = (hue / 6 + turns[:, None, None]) % 1.0
+    hue = (green + blue).sub_(red).sub_(low).div_(chroma.clamp(min=1e-12)).add_(1)
+    hue = hue.copysign_(green - blue).div_(6).add_((turns % 1)[:, None, None])
     # each channel is high minus chroma times a trapezoid of the hue (the HSV-to-RGB formula)
-    channels = []
-    for offset in (5.0, 3.0, 1.0):
-        k = (offset + hue * 6) % 6
-        channels.append(high - chroma * torch.minimum(k, 4 - k).clamp(0, 1))
-    return torch.stack(channels, 1)
+    away = hue[:, None] + _offsets(images.device, images.dtype)
+    slope = torch.rsub(away.frac_().sub_(1 / 3).abs_(), 2, alpha=6).clamp_(0, 1)
+    return torch.addcmul(high[:, None], chroma[:, None], slope, value=-1)
+
+
+@lru_cache(maxsize=16)
+def _offsets(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """[3, 1, 1] turns of hue at which red, green and blue begin, and one more: none is below 0."""
+    return torch.arange(11, 6, -2, device=device, dtype=dtype)[:, None, None].div_(6)

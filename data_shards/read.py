@@ -1,42 +1,33 @@
 """Shards to batches: verified tars -> samples, held or streamed -> padded, augmented lanes.
 
-Nothing here synchronises a device per batch: indices and augmentation parameters are drawn on the
-CPU and sent ahead.
+Nothing here synchronises a device, and nothing is made for each client of a step: which samples a
+lane takes, how much they weigh and what is done to them is drawn on the CPU for many steps at once,
+and sent ahead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import lru_cache, partial
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from data_shards import augment
 from data_shards.folder import Folder
+from data_shards.lane import laid, taking_part
 from data_shards.manifest import Manifest, Part
 from data_shards.order import epoch_order, kept_back
-from data_shards.resident import Epoch, Held, Reader, Resident, read_part, sent
+from data_shards.pixels import Pixels
+from data_shards.resident import Lane, Reader, Resident, filled, read_part, sent
 from data_shards.stream import Streaming
 from fedcore.batch import Batch
 from fedcore.seeds import generator
 
-
-class Normalise:
-    """uint8 images to (x/255 - mean)/std, per channel."""
-
-    def __init__(self, manifest: Manifest, device: torch.device, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.mean = torch.tensor(manifest.mean, dtype=dtype, device=device)[:, None, None]
-        self.std = torch.tensor(manifest.std, dtype=dtype, device=device)[:, None, None]
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Images in 0...1 to network input, in their place."""
-        return images.sub_(self.mean).div_(self.std)
-
-    def unit(self, images: Tensor) -> Tensor:
-        """uint8 to 0...1, as new images."""
-        return images.to(self.dtype).div_(255)
+BLOCK = 2**15  # rows whose views are drawn at a time: 1.4 MB of parameters
+Address = tuple[list[int], int, int]  # clients with samples, round, epoch
 
 
 class ShardedData:
@@ -62,6 +53,7 @@ class ShardedData:
         streaming: bool = False,
         shuffle_buffer: int = 16_384,  # samples of a client that are shuffled at a time
         workers: int = 2,  # threads that read tars
+        channels_last: bool = False,  # how images lie in memory
     ) -> None:
         # rows are the same for all clients, so that a lane's company changes nothing; more rows
         # than the largest client of the run has samples would be filling only
@@ -70,15 +62,17 @@ class ShardedData:
         self.buffer = max(shuffle_buffer, self.batch_size)  # a batch is filled from one window
         self.views, self.seed, self.device = views, seed, device
         self.kind, self.augment = manifest.kind, augment
-        self.normalise = Normalise(manifest, device, dtype)
+        self.pixels = Pixels(manifest, device, dtype, channels_last=channels_last, augment=augment)
         self._parts: dict[int, Part] = {k: manifest.clients[k] for k in clients}
         self._places = torch.arange(self.batch_size)
-        # what nearly every batch has is made once
-        self._all_ones = lru_cache(partial(_ones, self.batch_size, device, dtype))
+        self._ones = lru_cache(partial(_ones, self.batch_size, device, dtype))
         reader = Streaming if streaming else Resident
-        self._reader: Reader = reader(folder, manifest, self._parts, device, workers)
+        self._reader: Reader = reader(
+            folder, manifest, self._parts, device, workers, self.pixels.innermost
+        )
+        self._announced: tuple[Address, Lane] | None = None
         self._kept_back = {  # rows: held out, trained on
-            k: kept_back(max(1, part.samples), held_out, seed, k) for k, part in self._parts.items()
+            k: kept_back(part.samples, held_out, seed, k) for k, part in self._parts.items()
         }
 
     def samples(self, client: int) -> int:
@@ -95,94 +89,115 @@ class ShardedData:
 
     def trained(self, client: int) -> int:
         """Samples of one local epoch: all that are not held out."""
-        return len(self._kept_back[client][1]) if self.samples(client) else 0
+        return len(self._kept_back[client][1])
+
+    def ahead(self, clients: Sequence[int], round: int, epoch: int) -> None:
+        """Begin to read that epoch, which comes soon; what was announced before and did not come
+        is given up."""
+        self._give_up()
+        clients = [k for k in clients if self.steps(k)]
+        self._announced = (clients, round, epoch), self._lane(clients, round, epoch, 0)
+
+    def _give_up(self) -> None:
+        if self._announced is not None:
+            self._announced[1].close()
+        self._announced = None
 
     def epoch(
         self, clients: Sequence[int], round: int, epoch: int, first: int = 0
     ) -> Iterator[Batch]:
-        """One local epoch of a lane; a client whose batches are over is inactive."""
-        epochs = [self._epoch(k, round, epoch, first) for k in clients]
-        trained = [self.trained(k) for k in clients]
-        for step in range(first, max(self.steps(k) for k in clients)):
-            k = sum(step < self.steps(c) for c in clients)
-            held = [samples.batch(step) for samples in epochs[:k]]
-            left = [n - step * self.batch_size for n in trained[:k]]
-            yield self._batch(held, left, clients[:k], (round, epoch, step), "augment")
+        """One local epoch of a lane, whose longest clients come first; a step has those of the
+        first clients whose batches are not over."""
+        steps = [self.steps(k) for k in clients]
+        assert steps == sorted(steps, reverse=True), f"steps of a lane must fall: {steps}"
+        clients = [k for k, n in zip(clients, steps, strict=True) if n > first]
+        if not clients:
+            return
+        with closing(self._begun(clients, round, epoch, first)) as lane:
+            weights = self._weights(clients, taking_part(steps, first), first)
+            drawn = self._drawn(clients, round, epoch, first)
+            for held, weight, parameters in zip(lane, weights, drawn, strict=False):
+                images = self.pixels.views(held.images, self.views, parameters)
+                yield Batch(images, held.labels, weight)
 
-    def _epoch(self, client: int, round: int, epoch: int, first: int) -> Epoch:
-        sizes = [shard.samples for shard in self._parts[client].shards] or [1]
-        draws = generator(self.seed, client, round, "shuffle", epoch)
-        order = epoch_order(self._kept_back[client][1], sizes, self.buffer, draws)
-        return self._reader.epoch(client, order, self.batch_size, first)
+    def _begun(self, clients: list[int], round: int, epoch: int, first: int) -> Lane:
+        """The lane as it was announced, or begun now."""
+        if self._announced is not None and first == 0:
+            address, lane = self._announced
+            if address == (clients, round, epoch):
+                self._announced = None
+                return lane
+        return self._lane(clients, round, epoch, first)
+
+    def _lane(self, clients: list[int], round: int, epoch: int, first: int) -> Lane:
+        orders = []
+        for client in clients:
+            sizes = [shard.samples for shard in self._parts[client].shards]
+            draws = generator(self.seed, client, round, "shuffle", epoch)
+            orders.append(epoch_order(self._kept_back[client][1], sizes, self.buffer, draws))
+        return self._reader.epoch(clients, orders, self.batch_size, first)
+
+    def _weights(self, clients: Sequence[int], counts: list[int], first: int) -> Sequence[Tensor]:
+        """1 for a sample of the batch, 0 for filling: [K, B] of each step."""
+        size, trained = self.batch_size, [self.trained(k) for k in clients]
+        if not any(n % size for n in trained):  # nothing is filled up
+            return [self._ones(count) for count in counts]
+        left = [torch.arange(n - first * size, 0, -size) for n in trained]  # samples, at each step
+        weight = sent(self._places < laid(left)[:, None], self.device).to(self.pixels.dtype)
+        return torch.split_with_sizes(weight, counts)
+
+    def _drawn(
+        self, clients: Sequence[int], round: int, epoch: int, first: int
+    ) -> Iterator[Tensor | None]:
+        """Parameters of the views of each step [K*V*B, 11] on the device; None: plain images.
+
+        A generator for each client draws the whole epoch, one block of steps after another: a run
+        that begins in the middle draws what comes before, too.
+        """
+        if not self.augment:
+            yield from repeat(None)
+        rows, kind = self.views * self.batch_size, self.kind
+        draws = [generator(self.seed, k, round, "augment", epoch) for k in clients]
+        for start, stop in blocks(0, first, self._block_steps(clients)):
+            for own in draws:
+                augment.uniform(own, stop - start, rows, kind)
+        steps = [self.steps(k) for k in clients]
+        for start, stop in blocks(first, steps[0], self._block_steps(clients)):
+            here = [min(n, stop) - start for n in steps if n > start]
+            numbers = laid(
+                [augment.uniform(g, n, rows, kind) for g, n in zip(draws, here, strict=False)]
+            )
+            table = sent(augment.table(numbers.flatten(0, 1), kind), self.device)
+            yield from torch.split_with_sizes(table, [rows * count for count in taking_part(here)])
+
+    def _block_steps(self, clients: Sequence[int]) -> int:
+        return max(1, BLOCK // (len(clients) * self.views * self.batch_size))
 
     def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
         """One batch of held-out samples, drawn at the address of the step it follows."""
-        held, left = [], []
+        rows, left, drawn = [], [], []
         for client in clients:
-            rows = self._kept_back[client][0]
-            number = epoch * self.steps(client) + step
+            own, number = self._kept_back[client][0], epoch * self.steps(client) + step
             draws = generator(self.seed, client, round, "held-out batch", number)
-            order = rows[torch.randperm(len(rows), generator=draws)]
-            held.append(self._reader.take(client, order[self._places % len(order)]))
-            left.append(len(order) if self.samples(client) else 0)
-        return self._batch(held, left, clients, (round, epoch, step), "held-out views")
-
-    def _batch(
-        self,
-        held: Sequence[Held],
-        left: Sequence[int],  # of each client's samples, from this batch on
-        clients: Sequence[int],
-        where: tuple[int, int, int],  # round, epoch, step
-        purpose: str,
-    ) -> Batch:
-        images, labels = (
-            x[0][None] if len(x) == 1 else torch.stack(x) for x in zip(*held, strict=True)
-        )
-        stacked = self._views(images, clients, *where, purpose)
-        full = all(n >= self.batch_size for n in left)
-        weight = self._all_ones(len(clients)) if full else self._weight(left)
-        return Batch(stacked, labels, weight)
-
-    def _weight(self, left: Sequence[int]) -> Tensor:
-        """1 for a sample of this batch, 0 for filling: [K, B]."""
-        weight = self._places < torch.tensor(left)[:, None]
-        return sent(weight, self.device).to(self.normalise.dtype)
-
-    def _views(
-        self,
-        images: Tensor,
-        clients: Sequence[int],
-        round: int,
-        epoch: int,
-        step: int,
-        purpose: str,
-    ) -> Tensor:
-        """[K, B, ...] uint8 to V drawn views of each, [K, V, B, ...] normalised."""
-        shape = images.shape[2:]
-        unit = self.normalise.unit(images)[:, None]
-        # views that are changed in place must not share their memory
-        flat = unit.expand(-1, self.views, -1, *shape).reshape(-1, *shape)
-        if self.augment:
-            each = self.views * self.batch_size
-            draws = [
-                augment.draw(self._draws(k, round, epoch, step, purpose), each, self.kind)
-                for k in clients
-            ]
-            flat = augment.apply(
-                flat, sent(torch.cat(draws), self.device).to(flat.dtype), self.kind
-            )
-        return self.normalise(flat).view(len(clients), self.views, self.batch_size, *shape)
-
-    def _draws(
-        self, client: int, round: int, epoch: int, step: int, purpose: str
-    ) -> torch.Generator:
-        """Addressed by the step within the round, as everything else of a step is."""
-        number = epoch * self.steps(client) + step
-        return generator(self.seed, client, round, purpose, number)
+            rows.append(filled(own[torch.randperm(len(own), generator=draws)], self.batch_size)[0])
+            left.append(len(own))
+            draws = generator(self.seed, client, round, "held-out views", number)
+            drawn.append(augment.draw(draws, self.views * self.batch_size, self.kind))
+        held = self._reader.take(clients, torch.stack(rows))
+        parameters = sent(torch.cat(drawn), self.device) if self.augment else None
+        weight = sent(self._places < torch.tensor(left)[:, None], self.device)
+        images = self.pixels.views(held.images, self.views, parameters)
+        return Batch(images, held.labels, weight.to(self.pixels.dtype))
 
 
 def _ones(rows: int, device: torch.device, dtype: torch.dtype, clients: int) -> Tensor:
     return torch.ones(clients, rows, device=device, dtype=dtype)
+
+
+def blocks(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """start...stop in pieces of at most that size."""
+    for first in range(start, stop, size):
+        yield first, min(first + size, stop)
 
 
 class TestSamples:
@@ -191,14 +206,20 @@ class TestSamples:
     __test__ = False  # not a test class, whatever pytest thinks of the name
 
     def __init__(
-        self, folder: Folder, manifest: Manifest, *, device: torch.device, dtype: torch.dtype
+        self,
+        folder: Folder,
+        manifest: Manifest,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        channels_last: bool = False,  # how images lie in memory
     ) -> None:
-        images, labels = read_part(folder, manifest, manifest.test)
-        self.images, self.labels = images.to(device), labels.to(device)
         self.shape = manifest.shape
-        self.normalise = Normalise(manifest, device, dtype)
+        self.pixels = Pixels(manifest, device, dtype, channels_last=channels_last)
+        held = read_part(folder, manifest, manifest.test, self.pixels.innermost)
+        self.images, self.labels = held.to(device)
 
     def chunks(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
         """Normalised images of samples start...stop, `size` at a time."""
         for chunk in torch.split(self.images[start:stop], size):
-            yield self.normalise(self.normalise.unit(chunk))
+            yield self.pixels.plain(chunk)

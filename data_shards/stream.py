@@ -1,33 +1,34 @@
 """Samples that are read while they are trained on: a webdataset pipeline for a client's epoch.
 
 tars in the order of the epoch -> verified, decoded blocks (in threads, some ahead) -> windows of
-the shuffle buffer (one ahead) -> batches. Threads and no processes: hashing, copying and decoding
+the shuffle buffer (one ahead) -> batches. It runs from when it is made: a lane's epoch may be made
+while the lane before it trains. Threads and no processes: hashing, copying and decoding
 leave the interpreter free, and a process that holds a GPU and its collectives must not fork.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import webdataset as wds
 from torch import Tensor
 
+from data_shards.ahead import Ahead, StreamedClient, StreamedLane
 from data_shards.blocks import read_block
 from data_shards.counted import Counted
 from data_shards.folder import Folder
+from data_shards.lane import taking_part
 from data_shards.manifest import Manifest, Part, Shard
 from data_shards.order import Order
 from data_shards.rawtar import Block
-from data_shards.resident import Epoch, Held, blank, empty
+from data_shards.resident import Held, empty, pixels, ready
 from data_shards.tars import sized
-
-T = TypeVar("T")
 
 
 class Piece(NamedTuple):
@@ -49,40 +50,64 @@ class Streaming:
         parts: Mapping[int, Part],
         device: torch.device,
         workers: int,
+        innermost: bool,
     ) -> None:
         self.folder, self.manifest, self.parts, self.device = folder, manifest, parts, device
         if isinstance(folder, Path):  # before there is room for the order of what they claim
             for shard in (shard for part in parts.values() for shard in part.shards):
                 sized(folder, shard)
         self.counted = Counted(folder, parts.values())
-        self.workers = workers
+        self.workers, self.innermost = workers, innermost
         self.readers = ThreadPoolExecutor(workers, thread_name_prefix="tars")
         self.assemblers = ThreadPoolExecutor(workers, thread_name_prefix="windows")
 
-    def epoch(self, client: int, order: Order, size: int, first: int) -> Epoch:
-        """An epoch in batches of `size`, from step `first` on."""
-        if not self.parts[client].samples:
-            return NoSamples(self.take(client, torch.zeros(size).long()))
-        return StreamedEpoch(self, client, order, size, first)
+    def epoch(
+        self, clients: Sequence[int], orders: Sequence[Order], size: int, first: int
+    ) -> StreamedLane:
+        """An epoch in batches of `size` from step `first` on; reading begins at once."""
+        lane = []
+        for client, order in zip(clients, orders, strict=True):
+            windows = Ahead(self.assemblers, self.pipeline(client, order, first * size))
+            head = partial(self.taken, client, order.rows[:size])
+            lane.append(StreamedClient(windows, head, len(order.rows), size))
+        counts = taking_part([-(-len(order.rows) // size) - first for order in orders])
+        return StreamedLane(lane, self.together, counts, first)
 
-    def take(self, client: int, rows: Tensor) -> Held:
-        """Any of a client's samples, on the device."""
-        if not self.parts[client].samples:
-            return blank(self.manifest).at(rows).to(self.device)
+    def take(self, clients: Sequence[int], rows: Tensor) -> Held:
+        """Any of each client's samples, on the device."""
+        pairs = zip(clients, rows, strict=True)
+        return self.together([[self.taken(client, own)] for client, own in pairs])
+
+    def taken(self, client: int, rows: Tensor) -> Held:
+        """Any of a client's samples [n]."""
         pieces = self.pieces(self.parts[client], Order(rows, (0,), ()), 0)
-        _, held = next(self.windows(self.blocks(pieces)))
-        return held.to(self.device)
+        return next(self.windows(self.blocks(pieces)))[1]
 
-    def pipeline(self, client: int, order: Order, start: int) -> Iterator[tuple[int, Held]]:
+    def together(self, found: Sequence[Sequence[Held]]) -> Held:
+        """Pieces of a batch of each client as one [K, B], on the device."""
+        if len(found) == 1 and len(found[0]) == 1:
+            return found[0][0].to(self.device).shaped(1, -1)
+        size = sum(len(piece.labels) for piece in found[0])
+        room, row = self._room(len(found) * size, device=self.device), 0
+        for piece in (piece for pieces in found for piece in pieces):
+            place = room.between(row, row + len(piece.labels))
+            for to, values in zip(place, piece, strict=True):
+                to.copy_(ready(values, self.device), non_blocking=True)
+            row += len(piece.labels)
+        return room.shaped(len(found), size)
+
+    def _room(self, samples: int, **how: Any) -> Held:
+        return empty(samples, self.manifest, innermost=self.innermost, **how)
+
+    def pipeline(
+        self, client: int, order: Order, start: int
+    ) -> Generator[tuple[int, Held], None, None]:
         """Windows, each with the place of its first sample, from that of place `start` on."""
-        part = self.parts[client]
-        stages = wds.DataPipeline(
-            partial(self.pieces, part, order, start),
-            self.blocks,
-            self.windows,
-            partial(one_ahead, self.assemblers),
-        )
-        return iter(stages)
+        pieces = partial(self.pieces, self.parts[client], order, start)
+        stages: Generator[tuple[int, Held], None, None] = wds.DataPipeline(
+            pieces, self.blocks, self.windows
+        ).iterator()
+        return stages
 
     def pieces(self, part: Part, order: Order, start: int) -> Iterator[Piece]:
         """What each window takes from which tar; windows that end before `start` are left out."""
@@ -130,9 +155,9 @@ class Streaming:
                 if held is not None:
                     yield window[0], held
                 window = piece.window
-                held = empty(window[1] - window[0], self.manifest, self.device.type == "cuda")
+                held = self._room(window[1] - window[0], pinned=self.device.type == "cuda")
             places, rows = piece.places.numpy(), piece.rows.numpy()
-            held.images.numpy()[places] = block.images[rows]
+            held.images.numpy()[places] = pixels(block, self.innermost)[rows]
             held.labels.numpy()[places] = block.labels[rows]
         if held is not None:
             yield window[0], held
@@ -141,67 +166,3 @@ class Streaming:
 def _finished(ahead: deque[tuple[Piece, Future[Block]]]) -> tuple[Piece, Block]:
     piece, future = ahead.popleft()
     return piece, future.result()
-
-
-def one_ahead(pool: ThreadPoolExecutor, items: Iterable[T]) -> Iterator[T]:
-    """The items, the next of which is made while the last is used."""
-    source = iter(items)
-    end = object()
-    future = pool.submit(next, source, end)
-    try:
-        while (item := future.result()) is not end:
-            future = pool.submit(next, source, end)
-            yield item  # type: ignore[misc]
-    finally:
-        if not future.cancel():
-            future.exception()  # a generator that runs cannot be closed
-        if hasattr(source, "close"):
-            source.close()
-
-
-class NoSamples(NamedTuple):
-    """`Epoch` of a client without any: its steps are inactive."""
-
-    held: Held
-
-    def batch(self, step: int) -> Held:
-        """Blank images."""
-        return self.held
-
-
-class StreamedEpoch:
-    """`Epoch` from windows as they come."""
-
-    def __init__(self, reader: Streaming, client: int, order: Order, size: int, first: int) -> None:
-        self.reader, self.client, self.order, self.size = reader, client, order, size
-        self.windows = reader.pipeline(client, order, first * size)
-        self.held, self.start = blank(reader.manifest).between(0, 0), 0  # the newest window
-        self.head: Held | None = None  # the first B samples, which fill up the last batch
-
-    def batch(self, step: int) -> Held:
-        """B samples on the device, those after the last from the first on; steps only go up."""
-        start, n = step * self.size, len(self.order.rows)
-        found = self._between(start, min(start + self.size, n)) if start < n else []
-        missing = self.size - sum(len(held.labels) for held in found)
-        if missing:
-            head = self._head()
-            found.append(head.at(torch.arange(missing) % len(head.labels)))
-        held = found[0] if len(found) == 1 else Held(*map(torch.cat, zip(*found, strict=True)))
-        return held.to(self.reader.device)
-
-    def _between(self, start: int, stop: int) -> list[Held]:
-        """Samples of places start...stop of the epoch."""
-        found = []
-        while start < stop:
-            while start >= self.start + len(self.held.labels):
-                self.start, self.held = next(self.windows)
-                if self.start == 0 and len(self.held.labels) >= self.size:
-                    self.head = self.held.between(0, self.size)
-            found.append(self.held.between(start - self.start, stop - self.start))
-            start += len(found[-1].labels)
-        return found
-
-    def _head(self) -> Held:
-        if self.head is None:  # gone on with in its middle, or its first window was a short one
-            self.head = self.reader.take(self.client, self.order.rows[: self.size])
-        return self.head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -10,8 +11,8 @@ from torch import Tensor
 from data_shards.folder import Folder
 from data_shards.manifest import Manifest
 from data_shards.order import Order
-from data_shards.read import Normalise
-from data_shards.resident import Reader, Resident
+from data_shards.pixels import Pixels
+from data_shards.resident import Held, Reader, Resident
 from data_shards.stream import Streaming
 
 
@@ -32,13 +33,16 @@ class ValidationSamples:
         dtype: torch.dtype,
         streaming: bool = False,
         workers: int = 2,  # threads that read tars
+        channels_last: bool = False,  # how images lie in memory
     ) -> None:
         self.samples: Mapping[int, int] = counts(manifest)
-        self.normalise = Normalise(manifest, device, dtype)
+        self.pixels = Pixels(manifest, device, dtype, channels_last=channels_last)
         own = {k: manifest.clients[k].validation for k in clients if k in self.samples}
         self._parts = {k: part for k, part in own.items() if part is not None}
         reader = Streaming if streaming else Resident
-        self._reader: Reader = reader(folder, manifest, self._parts, device, workers)
+        self._reader: Reader = reader(
+            folder, manifest, self._parts, device, workers, self.pixels.innermost
+        )
 
     def chunks(self, client: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Normalised images and labels of that client, in the order of the tars."""
@@ -47,10 +51,10 @@ class ValidationSamples:
         order = Order(
             torch.arange(part.samples), tuple(starts), tuple(range(len(part.shards)))
         )  # a window for each chunk: no more is held
-        epoch = self._reader.epoch(client, order, min(size, part.samples), 0)
-        for number, start in enumerate(starts):
-            held = epoch.batch(number).between(0, part.samples - start)  # without filling
-            yield self.normalise(self.normalise.unit(held.images)), held.labels
+        with closing(self._reader.epoch([client], [order], min(size, part.samples), 0)) as lane:
+            for start, held in zip(starts, lane, strict=True):
+                own = Held(*(x[0] for x in held)).between(0, part.samples - start)  # no filling
+                yield self.pixels.plain(own.images), own.labels
 
 
 def counts(manifest: Manifest) -> dict[int, int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """One step's samples for the K clients of a lane whose epoch is not over.
+    """One step's samples for those K clients of a lane whose epoch is not over.
 
     A client's last batch is filled up to B rows with other samples of the same client, of weight 0:
     they feed batch-norm statistics (which so never see a single image) but no loss.
@@ -50,9 +50,13 @@ class TrainData(Protocol):
     ) -> Iterator[Batch]:
         """The batches of one local epoch for a lane; as many as its longest client has.
 
-        clients: those with most steps first. A batch is of the first ones, whose epoch is not over.
+        clients: those with the most steps come first, so that a batch is of the first K of them.
         first: begin with that batch; those before it are not made.
         """
+
+    def ahead(self, clients: Sequence[int], round: int, epoch: int) -> None:
+        """That epoch of a lane will be asked for soon, from its first batch on: what takes long
+        may begin. One is announced at a time."""
 
     def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
         """One batch of samples that `epoch` never yields; only asked for if a share is held out."""

@@ -41,13 +41,13 @@ def test_claims_take_no_memory(
         tracemalloc.stop()
 
 
-def test_clients_without_samples_share_their_blank_image(folder: Path) -> None:
-    """A thousand of 3 MB each would be 3 GB."""
+def test_clients_without_samples_take_no_memory(folder: Path) -> None:
+    """A thousand blank images of 3 MB each would be 3 GB."""
     empty = {"samples": 0, "label_counts": [0, 0, 0], "shards": []}
     clients = [{"client": k} | empty for k in range(1000)]
     edited(folder, lambda s: s.update(clients=clients, shape=[3, 1000, 1000], test=empty))
     held = data(folder, streaming=False)._reader._held  # type: ignore[attr-defined]
-    assert len({x.images.data_ptr() for x in held.values()}) == 1
+    assert held.images.numel() == 0
 
 
 @pytest.mark.parametrize("text", ["", "x" * 64, "A" * 64, "0" * 63, "0" * 65, "\x1b[2J"])

@@ -24,6 +24,8 @@ from fedcore.batch import Batch
 from fedcore.errors import ShardError
 from tests.unit.data_shards.toy_store import SIZES, parts, stored
 
+LANES = ([0], [0, 4, 2, 3, 1], [4, 3], [1])
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -57,7 +59,7 @@ def test_streamed_batches_are_those_of_resident_samples(
     settings = {"batch_size": batch_size, "shuffle_buffer": buffer}
     held = data(folder, **settings)
     streamed = data(folder, **settings, streaming=True, workers=workers)
-    for lane in ([0], [0, 1, 2], [4, 3], [1]):
+    for lane in LANES:
         for round, epoch, first in ((0, 0, 0), (3, 1, 0), (3, 1, 2)):
             wanted = list(held.epoch(lane, round, epoch, first))
             found = list(streamed.epoch(lane, round, epoch, first))
@@ -68,16 +70,16 @@ def test_streamed_batches_are_those_of_resident_samples(
 def test_an_epoch_begun_in_its_middle_is_the_rest_of_it(folder: Path) -> None:
     for streaming in (False, True):
         samples = data(folder, streaming=streaming)
-        whole = list(samples.epoch([0, 4], 2, 1))
+        whole = list(samples.epoch([0, 4, 2], 2, 1))
         for first in range(len(whole)):
-            rest = list(samples.epoch([0, 4], 2, 1, first))
+            rest = list(samples.epoch([0, 4, 2], 2, 1, first))
             assert len(rest) == len(whole) - first
             assert all(equal(*pair) for pair in zip(rest, whole[first:], strict=True))
 
 
 def test_held_out_samples_are_the_same_and_never_in_an_epoch(folder: Path) -> None:
     held, streamed = (data(folder, held_out=0.3, streaming=x, augment=False) for x in (False, True))
-    for clients in ([0, 2], [1], [3], [4]):
+    for clients in ([0, 2], [3], [4]):
         pair = [x.held_out(clients, 1, 0, 3) for x in (held, streamed)]
         assert equal(*pair)
     seen = torch.cat([b.images[0, 0] for b in streamed.epoch([0], 0, 0)]).flatten(1).tolist()

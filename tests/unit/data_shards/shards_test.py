@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,9 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def data(folder: Path, clients: list[int], *, augment: bool = True, batch: int = 4) -> ShardedData:
+def data(
+    folder: Path, clients: list[int], *, augment: bool = True, batch: int = 4, **other: Any
+) -> ShardedData:
     return ShardedData(
         folder,
         Manifest.load(folder),
@@ -56,6 +59,7 @@ def data(folder: Path, clients: list[int], *, augment: bool = True, batch: int =
         device=CPU,
         dtype=torch.float64,
         augment=augment,
+        **other,
     )
 
 
@@ -177,15 +181,18 @@ def test_no_batch_is_larger_than_the_largest_client(folder: Path) -> None:
 def test_a_client_gets_the_same_batches_in_any_lane(folder: Path) -> None:
     source = data(folder, [0, 2, 3])
     alone = {k: list(source.epoch([k], 4, 1)) for k in (0, 2, 3)}
-    for step, together in enumerate(source.epoch([3, 0, 2], 4, 1)):
-        for row, client in enumerate((3, 0, 2)):
-            inside = step < source.steps(client)
-            assert bool(together.active[row]) == inside
-            if inside:
-                for mine, theirs in zip(alone[client][step], together, strict=True):
-                    assert torch.equal(mine[0], theirs[row])
-            else:
-                assert together.weight[row].sum() == 0
+    for step, together in enumerate(source.epoch([0, 2, 3], 4, 1)):
+        working = [k for k in (0, 2, 3) if step < source.steps(k)]
+        assert len(together.labels) == len(working)
+        for row, client in enumerate(working):
+            for mine, theirs in zip(alone[client][step], together, strict=True):
+                assert torch.equal(mine[0], theirs[row])
+    assert step + 1 == source.steps(0)
+
+
+def test_a_lane_whose_longest_clients_do_not_come_first_is_refused(folder: Path) -> None:
+    with pytest.raises(AssertionError, match=r"must fall: \[1, 3\]"):
+        next(iter(data(folder, [0, 3]).epoch([3, 0], 0, 0)))
 
 
 def test_rounds_epochs_and_steps_draw_differently(folder: Path) -> None:
