@@ -23,15 +23,14 @@ from fedcore.clients.assign import balance, form_lanes
 from fedcore.clients.group import ClientGroup
 from fedcore.clients.optim import Hyper
 from fedcore.config import RunConfig
-from fedcore.errors import ConfigError
-from fedcore.evaluate import READOUTS, SINGLE, Evaluator
+from fedcore.evaluate import Evaluator
 from fedcore.federation import Federation
 from fedcore.models import MODELS, ModelSpec
 from fedcore.models.neurons import neuron_groups
 from fedcore.models.proto_head import ProtoHead, build_model
 from fedcore.objective.anchors import ANCHORS
 from fedcore.objective.learners import Hypergradient
-from fedcore.registry import nearest
+from fedcore.readouts import check_readout
 from fedcore.schedule import SCHEDULES, Constant
 from fedcore.server.collective import ServerCollective
 from fedcore.server.combine import COMBINES
@@ -57,10 +56,7 @@ def check_names(config: RunConfig) -> Algorithm:
     FUSIONS.get(algorithm.fuse)
     check_trackers(config.metrics.trackers)
     SCHEDULES.get(config.clients.lr_schedule, "clients.lr_schedule")
-    readouts = [*READOUTS.names(), *SINGLE]
-    if algorithm.readout not in readouts:
-        way_out = nearest(algorithm.readout, readouts)
-        raise ConfigError("algorithm.readout", algorithm.readout, "a read-out", way_out)
+    check_readout(algorithm, algorithm.mode != "averaged" or config.clients.keep_models)
     return algorithm
 
 

@@ -81,6 +81,7 @@ class ClientGroup:
         if algorithm.control_variates:
             self.state.keep(control.OWN, self.state.params)
         self.within: Within | None = None  # of the round that is under way
+        self.keeps_models = True
         if isinstance(algorithm.rule.learner, GradNorm):
             self.state.kept[learn.FIRST] = torch.zeros_like(self.state.log_var)
 
