@@ -94,10 +94,6 @@ class Evaluator:
         embedding = functional_call(self.model, tensors, images)
         return F.normalize(embedding.to(tensors["prototypes"].dtype), dim=1)
 
-    def _of_each(self, models: Tensors, images: Tensor) -> Tensor:
-        """z [K, m, D]: the same images by each of K models."""
-        return over_clients(partial(self._features, images=images), models)
-
     def _size(self, clients: int) -> int:
         """Images in a chunk, so that those of a lane stay bounded."""
         return max(1, min(self.chunk, max(self.chunk, IMAGES) // clients))
@@ -107,32 +103,27 @@ class Evaluator:
         own, size = models["prototypes"], self._size(len(ids))
         shares = torch.tensor([tally.weights[k] for k in ids], dtype=torch.float64)
         shares = shares.to(own.device, non_blocking=True)
-        right, noise = torch.zeros(len(ids), dtype=torch.int64, device=own.device), None
+        right = torch.zeros(len(ids), dtype=torch.int64, device=own.device)
+        noise = self._of_noise(ids, models)
         chunks = zip(self.test.chunks(size), torch.split(self.labels, size), strict=True)
         for number, (images, labels) in enumerate(chunks):
-            if noise is None:
-                features, noise = self._with_noise(ids, models, images)
-            else:
-                features = self._of_each(models, images)
+            features = over_clients(partial(self._features, images=images), models)
             seen = Seen(features, over_clients(_logits, features, own), noise)
             right += (seen.logits.argmax(2) == labels).sum(1)
             tally.add(seen, shares, number * size)
         return right
 
-    def _with_noise(
-        self, ids: Sequence[int], models: Tensors, images: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """z [K, m, D], and of each model's own noise image [K, D], in one forward pass."""
-        m, draws = len(images), torch.stack([self._noise_image(k) for k in ids])
-        both = F.pad(images, [0] * 7 + [len(ids)])  # not cat: the layout in memory stays
-        both[m:].copy_(draws.to(both.dtype), non_blocking=True)
-        features = self._of_each(models, both)
-        return features[:, :m], features[:, m:].diagonal().T
+    def _of_noise(self, ids: Sequence[int], models: Tensors) -> Tensor:
+        """z of each model's own noise image [K, D]: a pass of its own, since one more image in a
+        pass would round the others differently."""
+        like, draws = models["prototypes"], torch.stack([self._noise_image(k) for k in ids])
+        images = draws.to(like.dtype).to(like.device, non_blocking=True)
+        return over_clients(self._features, models, images)[:, 0]
 
     def _noise_image(self, client: int) -> Tensor:
-        """Gaussian noise as network input, drawn at the address (seed, client)."""
+        """Gaussian noise as network input [1, ...], drawn at the address (seed, client)."""
         draws = generator(self.seed, client, 0, "noise image")
-        return torch.randn(*self.test.shape, generator=draws, dtype=torch.float64)
+        return torch.randn(1, *self.test.shape, generator=draws, dtype=torch.float64)
 
     def _validate(
         self, tally: Tally, ids: Sequence[int], models: Tensors, averaged: Tensors
