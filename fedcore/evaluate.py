@@ -8,9 +8,9 @@ averaged model's share of the test set is split over the ranks. Nothing here is 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,10 @@ from fedcore.tally import Evaluation, Tally
 IMAGES = 4096
 """At most so many images go through a lane's models at once, together."""
 
+BLOCK = 2**18
+"""About so many numbers are added at once: several chunks' if they are small, since then the many
+short operations of the read-outs would take longer than the models."""
+
 NOBODY = -1  # the label of filling
 
 
@@ -48,6 +52,8 @@ class Evaluator:
     ) -> None:
         self.comm, self.model, self.test, self.seed, self.chunk = comm, model, test, seed, chunk
         self.validation = validation
+        # a lane's models at once; on CPUs one by one is faster (bench/evaluate.py)
+        self.at_once = comm.device.type != "cpu"
         self.labels = test.labels.to(comm.device)
         self.parameters = [name for name, _ in model.named_parameters()]
 
@@ -73,7 +79,7 @@ class Evaluator:
         tally = Tally(self.labels, prototypes, kept, self._aside(weights), validated)
         self.model.eval()
         try:
-            for ids, models in _lanes(group, weights):
+            for ids, models in self._lanes(group, weights):
                 right_aside = self._validate(tally, ids, models, averaged)
                 if models:
                     right = self._test(tally, ids, models)
@@ -84,15 +90,35 @@ class Evaluator:
             self.model.train()
         return tally.evaluation(self.comm.sum(tally.total()))
 
+    def _lanes(
+        self, group: ClientGroup, clients: Collection[int]
+    ) -> Iterator[tuple[list[int], Tensors]]:
+        """Those of this rank's clients that are among `clients`, and their models; no models where
+        the group does not keep them."""
+        if not group.keeps_models:
+            yield from (([k], {}) for lane in group.lanes for k in lane if k in clients)
+            return
+        for ids, models in group.models(clients):
+            if self.at_once:
+                yield ids, models
+                continue
+            for row, client in enumerate(ids):
+                yield [client], {name: v[row : row + 1] for name, v in models.items()}
+
     def _aside(self, weights: Mapping[int, float]) -> dict[int, int]:
         """How many validation samples each client has that has some and has trained."""
         samples = self.validation.samples if self.validation else {}
         return {k: samples[k] for k in sorted(weights) if k in samples}
 
-    def _features(self, tensors: Tensors, images: Tensor) -> Tensor:
-        """z [m, D] of one model."""
-        embedding = functional_call(self.model, tensors, images)
-        return F.normalize(embedding.to(tensors["prototypes"].dtype), dim=1)
+    def _features(self, tensors: Tensors, chunks: Iterable[Tensor]) -> Tensor:
+        """z [m, D] of one model, which runs chunk by chunk."""
+        embeddings = [functional_call(self.model, tensors, images) for images in chunks]
+        return F.normalize(torch.cat(embeddings).to(tensors["prototypes"].dtype), dim=1)
+
+    def _scores(self, tensors: Tensors, chunks: Iterable[Tensor]) -> Tensor:
+        """z P^T [m, C] of one model; each sample's is the same whichever other chunks there are."""
+        prototypes = tensors["prototypes"]
+        return torch.cat([self._features(tensors, [x]) @ prototypes.T for x in chunks])
 
     def _size(self, clients: int) -> int:
         """Images in a chunk, so that those of a lane stay bounded."""
@@ -104,13 +130,16 @@ class Evaluator:
         shares = torch.tensor([tally.weights[k] for k in ids], dtype=torch.float64)
         shares = shares.to(own.device, non_blocking=True)
         right = torch.zeros(len(ids), dtype=torch.int64, device=own.device)
-        noise = self._of_noise(ids, models)
-        chunks = zip(self.test.chunks(size), torch.split(self.labels, size), strict=True)
-        for number, (images, labels) in enumerate(chunks):
-            features = over_clients(partial(self._features, images=images), models)
+        noise, chunks, start = self._of_noise(ids, models), self.test.chunks(size), 0
+        together = max(1, BLOCK // (len(ids) * size * tally.width))
+        while start < len(self.labels):
+            some = islice(chunks, together)
+            features = over_clients(partial(self._features, chunks=some), models)
             seen = Seen(features, over_clients(_logits, features, own), noise)
+            tally.add(seen, shares, start)
+            labels = self.labels[start : start + features.shape[1]]
             right += (seen.logits.argmax(2) == labels).sum(1)
-            tally.add(seen, shares, number * size)
+            start += len(labels)
         return right
 
     def _of_noise(self, ids: Sequence[int], models: Tensors) -> Tensor:
@@ -118,7 +147,7 @@ class Evaluator:
         pass would round the others differently."""
         like, draws = models["prototypes"], torch.stack([self._noise_image(k) for k in ids])
         images = draws.to(like.dtype).to(like.device, non_blocking=True)
-        return over_clients(self._features, models, images)[:, 0]
+        return over_clients(self._features, models, [images])[:, 0]
 
     def _noise_image(self, client: int) -> Tensor:
         """Gaussian noise as network input [1, ...], drawn at the address (seed, client)."""
@@ -153,33 +182,22 @@ class Evaluator:
 
     def _right(self, models: Tensors, images: Tensor, labels: Tensor) -> Tensor:
         """Right answers [K] of argmax z P^T, each model on its own images by its own prototypes."""
-        features = over_clients(self._features, models, images)
-        logits = over_clients(_logits, features, models["prototypes"])
-        return (logits.argmax(2) == labels.to(logits.device)).sum(1)
+        scores = over_clients(self._scores, models, [images])
+        return (scores.argmax(2) == labels.to(scores.device)).sum(1)
 
-    def _right_of_slice(self, averaged: Tensors) -> Tensor:
+    def _right_of_slice(self, averaged: Tensors) -> Tensor | int:
         """Right answers [] of the averaged model on this rank's slice of the test set.
 
         Slices are whole chunks, so that every sample is in the same batch on any number of ranks.
         """
-        right = torch.zeros(1, dtype=torch.int64, device=self.labels.device)
-        for start in range(0, len(self.labels), self.chunk)[self.comm.rank :: self.comm.size]:
-            stop = start + self.chunk
-            for images in self.test.chunks(self.chunk, start, stop):
-                labels = self.labels[start:stop]
-                right += self._right(averaged, images[None], labels[None])
-        return right[0]
-
-
-def _lanes(group: ClientGroup, clients: Collection[int]) -> Iterator[tuple[list[int], Tensors]]:
-    """Those of this rank's clients that are among `clients`, and their models, lane by lane; no
-    models where the group does not keep them."""
-    if group.keeps_models:
-        yield from group.models(clients)
-        return
-    for lane in group.lanes:
-        if ids := [k for k in lane if k in clients]:
-            yield ids, {}
+        size = self.chunk
+        starts = range(0, len(self.labels), size)[self.comm.rank :: self.comm.size]
+        if not starts:
+            return 0
+        chunks = (images for i in starts for images in self.test.chunks(size, i, i + size))
+        scores = over_clients(partial(self._scores, chunks=chunks), averaged)[0]
+        labels = torch.cat([self.labels[i : i + size] for i in starts])
+        return (scores.argmax(1) == labels).sum()
 
 
 def _logits(features: Tensor, prototypes: Tensor) -> Tensor:
