@@ -95,10 +95,12 @@ class Evaluator:
     ) -> Iterator[tuple[list[int], Tensors]]:
         """Those of this rank's clients that are among `clients`, and their models; no models where
         the group does not keep them."""
-        if not group.keeps_models:
-            yield from (([k], {}) for lane in group.lanes for k in lane if k in clients)
-            return
-        for ids, models in group.models(clients):
+        lanes: Iterable[tuple[list[int], Tensors]]
+        if group.keeps_models:
+            lanes = group.models(clients)
+        else:
+            lanes = (([k for k in lane if k in clients], {}) for lane in group.lanes)
+        for ids, models in lanes:
             if self.at_once:
                 yield ids, models
                 continue

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from data_shards.read import TestSamples
 from fedcore import evaluate
 from fedcore.algorithms import ALGORITHMS
 from fedcore.clients.assign import balance
@@ -23,8 +26,10 @@ from fedcore.seeds import generator
 from fedcore.server.average import average_models
 from fedcore.server.comm import LocalComm
 from fedcore.server.exact import ExactSum
+from fedcore.server.fusion import FUSIONS
 from fedcore.tally import Evaluation
 from tests.law.evaluate_test import ToyTest
+from tests.law.explosion_test import Told, federation
 from tests.toy import SHAPE, ToyData, toy_group, toy_order
 
 SIZES = [20, 9, 13, 5, 7]
@@ -240,6 +245,32 @@ def test_without_client_models_the_averaged_one_alone_is_looked_at(
     assert found.validation == {}
     assert found.variance is None
     assert len(comm.handed_in) == 2
+
+
+def test_a_round_without_evaluation_does_none_of_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second round is evaluated; one-shot, so that else no averaged model is made, either."""
+    counts, told = Counter[str](), Told()
+    run = federation(tmp_path, told)
+
+    def counted(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(*words: Any) -> Any:
+            counts[name] += 1
+            return function(*words)
+
+        return call
+
+    monkeypatch.setattr(Evaluator, "__call__", counted(Evaluator.__call__, "evaluation"))
+    monkeypatch.setattr(FUSIONS, "get", counted(FUSIONS.get, "fusion"))
+    monkeypatch.setattr(TestSamples, "chunks", counted(TestSamples.chunks, "images"))
+    after = []
+    monkeypatch.setattr(told, "write", lambda events: after.append((len(events), dict(counts))))
+    run.run()
+    first, second = (done for written, done in after if written > 1)  # each client's and the round
+    assert first == {}
+    assert set(second) == {"evaluation", "fusion", "images"}
+    assert second["evaluation"] == second["fusion"] == 1
 
 
 def test_a_readout_of_models_that_are_not_kept_is_refused() -> None:
