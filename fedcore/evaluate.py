@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 
 import torch
 import torch.nn.functional as F
@@ -112,8 +112,11 @@ class Evaluator:
         samples = self.validation.samples if self.validation else {}
         return {k: samples[k] for k in sorted(weights) if k in samples}
 
-    def _features(self, tensors: Tensors, chunks: Iterable[Tensor]) -> Tensor:
-        """z [m, D] of one model, which runs chunk by chunk."""
+    def _features(
+        self, tensors: Tensors, own: Sequence[Tensor], shared: Iterable[Tensor] = ()
+    ) -> Tensor:
+        """z [m, D] of one model, which runs chunk by chunk: on images of its own, then on shared."""
+        chunks = chain(own, shared)
         embeddings = [functional_call(self.model, tensors, images) for images in chunks]
         return F.normalize(torch.cat(embeddings).to(tensors["prototypes"].dtype), dim=1)
 
@@ -132,11 +135,15 @@ class Evaluator:
         shares = torch.tensor([tally.weights[k] for k in ids], dtype=torch.float64)
         shares = shares.to(own.device, non_blocking=True)
         right = torch.zeros(len(ids), dtype=torch.int64, device=own.device)
-        noise, chunks, start = self._of_noise(ids, models), self.test.chunks(size), 0
         together = max(1, BLOCK // (len(ids) * size * tally.width))
+        chunks, start, noise = self.test.chunks(size), 0, None
         while start < len(self.labels):
-            some = islice(chunks, together)
-            features = over_clients(partial(self._features, chunks=some), models)
+            some = partial(self._features, shared=islice(chunks, together))
+            if noise is None:
+                features = over_clients(some, models, [self._noise_images(ids, own)])
+                noise, features = features[:, 0], features[:, 1:]
+            else:
+                features = over_clients(some, models, [])
             seen = Seen(features, over_clients(_logits, features, own), noise)
             tally.add(seen, shares, start)
             labels = self.labels[start : start + features.shape[1]]
@@ -144,12 +151,11 @@ class Evaluator:
             start += len(labels)
         return right
 
-    def _of_noise(self, ids: Sequence[int], models: Tensors) -> Tensor:
-        """z of each model's own noise image [K, D]: a pass of its own, since one more image in a
-        pass would round the others differently."""
-        like, draws = models["prototypes"], torch.stack([self._noise_image(k) for k in ids])
-        images = draws.to(like.dtype).to(like.device, non_blocking=True)
-        return over_clients(self._features, models, [images])[:, 0]
+    def _noise_images(self, clients: Sequence[int], like: Tensor) -> Tensor:
+        """[K, 1, ...]: each is a chunk of its own, since one more image in a pass would round the
+        others differently."""
+        images = torch.stack([self._noise_image(k) for k in clients]).to(like.dtype)
+        return images.to(like.device, non_blocking=True)
 
     def _noise_image(self, client: int) -> Tensor:
         """Gaussian noise as network input [1, ...], drawn at the address (seed, client)."""
