@@ -1,16 +1,16 @@
-"""Reading out the test set: each client's model runs once per sample, for all read-outs together.
+"""Accuracy by read-out on the test set: each client's model runs once per sample for all of them.
 
-Where clients have validation samples, each one's model runs on its own, too. Every rank runs its
-own clients and adds their contributions to exact integer sums (server/exact.py); one all-reduce
-finishes, with the same answer on any number of ranks. The averaged model's share of the test set is
-split over the ranks. Nothing here is ever used to choose.
+Clients are evaluated lane by lane; where they have validation samples, a lane's models run on
+these, too. Every rank runs its own clients and adds their contributions to exact integers
+(fedcore/tally.py); one all-reduce finishes, with the same answer on any number of ranks. The
+averaged model's share of the test set is split over the ranks. Nothing here is ever used to choose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, islice, zip_longest
 
 import torch
 import torch.nn.functional as F
@@ -19,203 +19,23 @@ from torch.func import functional_call
 
 from fedcore.batch import TestData, ValidationData
 from fedcore.clients.group import ClientGroup
+from fedcore.clients.lanes import over_clients
 from fedcore.clients.layout import Tensors
 from fedcore.models.proto_head import ProtoHead
-from fedcore.registry import Registry
+from fedcore.readouts import VALIDATED, Seen
 from fedcore.seeds import generator
 from fedcore.server.comm import Comm
-from fedcore.server.exact import ExactSum
-from fedcore.telemetry.events import VALIDATION
+from fedcore.server.consensus import square_distances
+from fedcore.tally import Evaluation, Tally
 
+IMAGES = 4096
+"""At most so many images go through a lane's models at once, together."""
 
-class Seen(NamedTuple):
-    """One client's view of a chunk of m test samples."""
+BLOCK = 2**18
+"""About so many numbers are added at once: several chunks' if they are small, since then the many
+short operations of the read-outs would take longer than the models."""
 
-    features: Tensor  # z [m, D], unit length
-    logits: Tensor  # z P^T [m, C]
-    noise: Tensor  # z of this client's noise image [D]
-
-
-@dataclass(frozen=True)
-class Ensemble:
-    """A read-out that sums a contribution of each client, weighted by w_k.
-
-    contribution: Seen -> [m, width], entries within +-2; predict: (sum, G [C, D]) -> labels [m].
-    """
-
-    about: str
-    width: Callable[[int, int], int]  # (C, D) -> columns of a contribution
-    contribution: Callable[[Seen], Tensor]
-    predict: Callable[[Tensor, Tensor], Tensor]
-
-
-READOUTS: Registry[Ensemble] = Registry("algorithm.readout")
-
-
-def _nearest_prototype(total: Tensor, prototypes: Tensor) -> Tensor:
-    # argmax z G^T: the length of z does not matter, so the sum need not be normalised
-    return (total @ prototypes.T).argmax(1)
-
-
-def _informativeness(seen: Seen) -> Tensor:
-    """1 - cos(f_k(x), f_k(noise)) [m, 1]: a model that sees x as it sees noise has no say."""
-    return 1 - (seen.features @ seen.noise)[:, None]
-
-
-def _weighed_by_mean(total: Tensor, prototypes: Tensor) -> Tensor:
-    return _nearest_prototype(total[:, :-1] * total[:, -1:], prototypes)
-
-
-def _least_distance(total: Tensor, prototypes: Tensor) -> Tensor:
-    """argmin |z - G_c| of the normalised sum z: 2 z G^T - |G|^2 is largest there."""
-    z = F.normalize(total, dim=1)
-    return (2 * z @ prototypes.T - prototypes.square().sum(1)).argmax(1)
-
-
-def _of_features(seen: Seen) -> Tensor:
-    return seen.features
-
-
-def _of_width(classes: int, width: int) -> int:
-    return width
-
-
-READOUTS.add(
-    "feature_ensemble",
-    Ensemble("argmax (sum_k w_k z_k) G^T", _of_width, _of_features, _nearest_prototype),
-)
-READOUTS.add(
-    "nearest_prototype",
-    Ensemble(
-        "argmin |z - G_c|, z the normalised sum_k w_k z_k (FedProto)",
-        _of_width,
-        _of_features,
-        _least_distance,
-    ),
-)
-READOUTS.add(
-    "iffi",
-    Ensemble(
-        "feature_ensemble with w_k (1 - cos(z_k(x), z_k(noise))) per sample and model",
-        _of_width,
-        lambda s: s.features * _informativeness(s),
-        _nearest_prototype,
-    ),
-)
-READOUTS.add(
-    "iffi_published",
-    Ensemble(
-        "iffi with the informativeness averaged over models: it cancels, as in feature_ensemble",
-        lambda classes, width: width + 1,
-        lambda s: torch.cat([s.features, _informativeness(s)], 1),
-        _weighed_by_mean,
-    ),
-)
-READOUTS.add(
-    "output_ensemble",
-    Ensemble(
-        "argmax sum_k w_k softmax(z_k P_k^T)",
-        lambda classes, width: classes,
-        lambda s: s.logits.softmax(1),
-        lambda total, prototypes: total.argmax(1),
-    ),
-)
-
-SINGLE = ("averaged", "local_mean", "local_min", "local_max")
-"""Read-outs that are no ensemble: the averaged model, and each client alone."""
-
-VALIDATED = (f"{VALIDATION}local", f"{VALIDATION}averaged")
-"""Read-outs of one model on each client's own validation samples, all samples counting alike: the
-client's own model, and the averaged one."""
-
-
-class Evaluation(NamedTuple):
-    """What a model, or many, got right: shares in [0, 1]."""
-
-    accuracy: dict[str, float]  # by read-out
-    validation: dict[int, float]  # each client's own model on its own validation samples
-
-
-class Tally:
-    """Everything a test run adds up, in one integer buffer, so that one all-reduce is enough.
-
-    First the sums of the ensembles, read-out by read-out, then plain counts of right answers: of
-    each client alone, of the averaged model, and of the first of `VALIDATED` on the validation
-    samples of each client that has some.
-    """
-
-    def __init__(
-        self,
-        m: int,
-        prototypes: Tensor,
-        clients: list[int],
-        device: torch.device,
-        aside: Mapping[int, int],  # validation samples of each client that has some
-        models: int,  # how many of `VALIDATED`
-    ) -> None:
-        classes, width = prototypes.shape
-        self.m, self.prototypes = m, prototypes.to(device)
-        self.places: dict[Callable[[Seen], Tensor], slice] = {}  # read-outs may share a sum
-        size = 0
-        for _, readout in READOUTS:
-            if readout.contribution not in self.places:
-                length = m * readout.width(classes, width)
-                self.places[readout.contribution] = slice(size, size + length)
-                size += length
-        self._alone = {client: size + row for row, client in enumerate(clients)}
-        self._averaged = size + len(clients)
-        self._aside = {k: self._averaged + 1 + models * row for row, k in enumerate(aside)}
-        self.aside, self.models = aside, models
-        self.sums = ExactSum(self._averaged + 1 + models * len(aside), 2.0, device)
-
-    def add(self, seen: Seen, weight: float, start: int) -> None:
-        """One client's contributions for the samples from `start` on."""
-        for contribution, place in self.places.items():
-            values = contribution(seen)
-            self.sums.add(values, weight, place.start + start * values.shape[1])
-
-    def count_client(self, client: int, hits: Tensor) -> None:
-        """Right answers of a client alone."""
-        self.sums.total[self._alone[client]] = hits
-
-    def count_averaged(self, hits: Tensor) -> None:
-        """Right answers of the averaged model on this rank's share of the samples."""
-        self.sums.total[self._averaged] = hits
-
-    def count_validation(self, client: int, hits: Tensor) -> None:
-        """Right answers [models] on a client's validation samples."""
-        at = self._aside[client]
-        self.sums.total[at : at + self.models] = hits
-
-    def evaluation(self, total: Tensor, labels: Tensor) -> Evaluation:
-        """What the integers of all ranks say."""
-        on_own, by_client = self._validation(total[self._averaged + 1 :])
-        return Evaluation(self._accuracy(total, labels) | on_own, by_client)
-
-    def _accuracy(self, total: Tensor, labels: Tensor) -> dict[str, float]:
-        """Share of the test samples by read-out."""
-        found = {}
-        for name, readout in READOUTS:
-            part = self.sums.value(total[self.places[readout.contribution]]).view(self.m, -1)
-            right = readout.predict(part, self.prototypes) == labels.to(part.device)
-            found[name] = int(right.sum()) / self.m
-        alone = total[self._averaged - len(self._alone) : self._averaged].double() / self.m
-        return found | {
-            "averaged": int(total[self._averaged]) / self.m,
-            "local_mean": float(alone.mean()),
-            "local_min": float(alone.min()),
-            "local_max": float(alone.max()),
-        }
-
-    def _validation(self, right: Tensor) -> tuple[dict[str, float], dict[int, float]]:
-        """Share of all validation samples by read-out, and of each client's by its own model."""
-        if not self.aside:
-            return {}, {}
-        columns = right.view(-1, self.models).T.tolist()
-        whole = sum(self.aside.values())
-        by_readout = {name: sum(c) / whole for name, c in zip(VALIDATED, columns, strict=False)}
-        own = zip(self.aside.items(), columns[0], strict=True)
-        return by_readout, {client: hits / n for (client, n), hits in own}
+NOBODY = -1  # the label of filling
 
 
 class Evaluator:
@@ -227,96 +47,180 @@ class Evaluator:
         model: ProtoHead,
         test: TestData,
         seed: int,
-        chunk: int,
+        chunk: int,  # images in one forward pass of one model
         validation: ValidationData | None = None,
     ) -> None:
         self.comm, self.model, self.test, self.seed, self.chunk = comm, model, test, seed, chunk
         self.validation = validation
+        # a lane's models at once; on CPUs one by one is faster (bench/evaluate.py)
+        self.at_once = comm.device.type != "cpu"
+        self.labels = test.labels.to(comm.device)
+        self.parameters = [name for name, _ in model.named_parameters()]
 
     @torch.no_grad()
     def __call__(
         self,
         group: ClientGroup,
-        weights: dict[int, float],
+        weights: Mapping[int, float],
         prototypes: Tensor,
         averaged: Tensors,
     ) -> Evaluation:
-        """Test accuracy by read-out, and accuracy on the validation samples.
+        """Test accuracy by read-out, accuracy on the validation samples, and the models' variance.
 
         weights: w_k of every client of the run that has trained, summing to 1.
-        prototypes: G [C, D]. averaged: the averaged model's tensors.
+        prototypes: G [C, D]. averaged: the averaged model's tensors. Of a group that does not keep
+        its clients' models only the averaged one is looked at.
         """
-        labels, aside = self.test.labels, self._aside(weights)
-        # an average that is neither trained nor reported is not looked at there
-        shared = [averaged] if "averaged" in (group.algorithm.mode, group.algorithm.readout) else []
-        clients, models = sorted(weights), 1 + len(shared)
-        tally = Tally(len(labels), prototypes, clients, self.comm.device, aside, models)
+        averaged = {k: v[None] for k, v in averaged.items()}  # a lane of one
+        kept = weights if group.keeps_models else {}
+        # an average that is neither trained nor reported is not looked at on validation samples
+        is_used = "averaged" in (group.algorithm.mode, group.algorithm.readout)
+        validated = [name for name, used in zip(VALIDATED, (kept, is_used), strict=True) if used]
+        tally = Tally(self.labels, prototypes, kept, self._aside(weights), validated)
         self.model.eval()
         try:
-            for row, client in enumerate(group.clients):
-                tensors = {k: v[row] for k, v in group.state.model_tensors().items()}
-                if client in weights:
-                    self._add_client(tally, tensors, client, weights[client])
-                if client in aside:
-                    self._validate(tally, client, [tensors, *shared])
-            tally.count_averaged(self._hits_of_slice(averaged))
+            for ids, models in self._lanes(group, weights):
+                right_aside = self._validate(tally, ids, models, averaged)
+                if models:
+                    right = self._test(tally, ids, models)
+                    distances = square_distances(models, averaged, self.parameters)
+                    tally.add_clients(ids, right, distances, right_aside)
+            tally.averaged[0] = self._right_of_slice(averaged)
         finally:
             self.model.train()
-        return tally.evaluation(self.comm.sum(tally.sums.total), labels)
+        return tally.evaluation(self.comm.sum(tally.total()))
+
+    def _lanes(
+        self, group: ClientGroup, clients: Collection[int]
+    ) -> Iterator[tuple[list[int], Tensors]]:
+        """Those of this rank's clients that are among `clients`, and their models; no models where
+        the group does not keep them."""
+        lanes: Iterable[tuple[list[int], Tensors]]
+        if group.keeps_models:
+            lanes = group.models(clients)
+        else:
+            lanes = (([k for k in lane if k in clients], {}) for lane in group.lanes)
+        for ids, models in lanes:
+            if self.at_once:
+                yield ids, models
+                continue
+            for row, client in enumerate(ids):
+                yield [client], {name: v[row : row + 1] for name, v in models.items()}
 
     def _aside(self, weights: Mapping[int, float]) -> dict[int, int]:
         """How many validation samples each client has that has some and has trained."""
         samples = self.validation.samples if self.validation else {}
         return {k: samples[k] for k in sorted(weights) if k in samples}
 
-    def _features(self, tensors: Tensors, images: Tensor) -> Tensor:
-        embedding = functional_call(self.model, tensors, images)
-        return F.normalize(embedding.to(tensors["prototypes"].dtype), dim=1)
+    def _features(
+        self, tensors: Tensors, own: Sequence[Tensor], shared: Iterable[Tensor] = ()
+    ) -> Tensor:
+        """z [m, D] of one model, chunk by chunk: on images of its own, then on shared ones."""
+        chunks = chain(own, shared)
+        embeddings = [functional_call(self.model, tensors, images) for images in chunks]
+        return F.normalize(torch.cat(embeddings).to(tensors["prototypes"].dtype), dim=1)
 
-    def _add_client(self, tally: Tally, tensors: Tensors, client: int, weight: float) -> None:
-        own = tensors["prototypes"]
-        noise = self._features(tensors, self._noise_image(client).to(own.device, own.dtype))[0]
-        hits = torch.zeros((), dtype=torch.int64, device=own.device)
-        start = 0
-        for images in self.test.chunks(self.chunk):
-            features = self._features(tensors, images)
-            seen = Seen(features, features @ own.T, noise)
-            tally.add(seen, weight, start)
-            hits += (seen.logits.argmax(1) == self._labels(start, len(images), own)).sum()
-            start += len(images)
-        tally.count_client(client, hits)
+    def _scores(self, tensors: Tensors, chunks: Iterable[Tensor]) -> Tensor:
+        """z P^T [m, C] of one model; each sample's is the same whichever other chunks there are."""
+        prototypes = tensors["prototypes"]
+        return torch.cat([self._features(tensors, [x]) @ prototypes.T for x in chunks])
 
-    def _validate(self, tally: Tally, client: int, models: Sequence[Tensors]) -> None:
-        assert self.validation is not None, "some client has validation samples"
-        hits = self._hits(models, self.validation.chunks(client, self.chunk))
-        tally.count_validation(client, hits)
+    def _size(self, clients: int) -> int:
+        """Images in a chunk, so that those of a lane stay bounded."""
+        return max(1, min(self.chunk, max(self.chunk, IMAGES) // clients))
+
+    def _test(self, tally: Tally, ids: Sequence[int], models: Tensors) -> Tensor:
+        """Right answers [K] of each model alone; its contributions go to the read-outs' sums."""
+        own, size = models["prototypes"], self._size(len(ids))
+        shares = torch.tensor([tally.weights[k] for k in ids], dtype=torch.float64)
+        shares = shares.to(own.device, non_blocking=True)
+        right = torch.zeros(len(ids), dtype=torch.int64, device=own.device)
+        together = max(1, BLOCK // (len(ids) * size * tally.width))
+        chunks, start, noise = self.test.chunks(size), 0, None
+        while start < len(self.labels):
+            some = partial(self._features, shared=islice(chunks, together))
+            if noise is None:
+                features = over_clients(some, models, [self._noise_images(ids, own)])
+                noise, features = features[:, 0], features[:, 1:]
+            else:
+                features = over_clients(some, models, [])
+            seen = Seen(features, over_clients(_logits, features, own), noise)
+            tally.add(seen, shares, start)
+            labels = self.labels[start : start + features.shape[1]]
+            right += (seen.logits.argmax(2) == labels).sum(1)
+            start += len(labels)
+        return right
+
+    def _noise_images(self, clients: Sequence[int], like: Tensor) -> Tensor:
+        """[K, 1, ...]: each is a chunk of its own, since one more image in a pass would round the
+        others differently."""
+        images = torch.stack([self._noise_image(k) for k in clients]).to(like.dtype)
+        return images.to(like.device, non_blocking=True)
 
     def _noise_image(self, client: int) -> Tensor:
-        """Gaussian noise as network input [1, ...], drawn once per (seed, client)."""
+        """Gaussian noise as network input [1, ...], drawn at the address (seed, client)."""
         draws = generator(self.seed, client, 0, "noise image")
         return torch.randn(1, *self.test.shape, generator=draws, dtype=torch.float64)
 
-    def _labels(self, start: int, count: int, like: Tensor) -> Tensor:
-        return self.test.labels[start : start + count].to(like.device)
+    def _validate(
+        self, tally: Tally, ids: Sequence[int], models: Tensors, averaged: Tensors
+    ) -> Tensor:
+        """Right answers [K] of each model on its client's own validation samples; those of the
+        averaged model are counted, too."""
+        right = torch.zeros(len(ids), dtype=torch.int64, device=self.labels.device)
+        rows = [row for row, client in enumerate(ids) if client in tally.aside]
+        if not rows:
+            return right
+        at = torch.tensor(rows).to(right.device, non_blocking=True)
+        own = models if len(rows) == len(ids) else {k: v[at] for k, v in models.items()}
+        for images, labels in self._aside_chunks([ids[row] for row in rows]):
+            if VALIDATED[0] in tally.validated:
+                right[at] += self._right(own, images, labels)
+            if VALIDATED[1] in tally.validated:
+                all_of_them = images.flatten(0, 1)[None], labels.flatten()[None]
+                tally.averaged[1:] += self._right(averaged, *all_of_them)
+        return right
 
-    def _hits_of_slice(self, averaged: Tensors) -> Tensor:
-        """Right answers of the averaged model on this rank's slice of the test set.
+    def _aside_chunks(self, ids: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Validation images [K, m, ...] and labels [K, m] of a lane, filled up to the longest."""
+        assert self.validation is not None, "some client has validation samples"
+        size = self._size(len(ids))
+        for parts in zip_longest(*(self.validation.chunks(k, size) for k in ids)):
+            yield _filled(parts)
+
+    def _right(self, models: Tensors, images: Tensor, labels: Tensor) -> Tensor:
+        """Right answers [K] of argmax z P^T, each model on its own images by its own prototypes."""
+        scores = over_clients(self._scores, models, [images])
+        return (scores.argmax(2) == labels.to(scores.device)).sum(1)
+
+    def _right_of_slice(self, averaged: Tensors) -> Tensor | int:
+        """Right answers [] of the averaged model on this rank's slice of the test set.
 
         Slices are whole chunks, so that every sample is in the same batch on any number of ranks.
         """
-        starts = range(0, len(self.test.labels), self.chunk)[self.comm.rank :: self.comm.size]
-        samples = (
-            (images, self.test.labels[start : start + self.chunk])
-            for start in starts
-            for images in self.test.chunks(self.chunk, start, start + self.chunk)
-        )
-        return self._hits([averaged], samples)[0]
+        size = self.chunk
+        starts = range(0, len(self.labels), size)[self.comm.rank :: self.comm.size]
+        if not starts:
+            return 0
+        chunks = (images for i in starts for images in self.test.chunks(size, i, i + size))
+        scores = over_clients(partial(self._scores, chunks=chunks), averaged)[0]
+        labels = torch.cat([self.labels[i : i + size] for i in starts])
+        return (scores.argmax(1) == labels).sum()
 
-    def _hits(self, models: Sequence[Tensors], samples: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-        """Right answers [len(models)] of argmax z P^T, each model by its own prototypes."""
-        like = models[0]["prototypes"]
-        hits = torch.zeros(len(models), dtype=torch.int64, device=like.device)
-        for images, labels in samples:
-            scores = [self._features(m, images) @ m["prototypes"].T for m in models]
-            hits += (torch.stack(scores).argmax(2) == labels.to(like.device)).sum(1)
-        return hits
+
+def _logits(features: Tensor, prototypes: Tensor) -> Tensor:
+    """z P^T [m, C] of one client."""
+    return features @ prototypes.T
+
+
+def _filled(parts: Sequence[tuple[Tensor, Tensor] | None]) -> tuple[Tensor, Tensor]:
+    """Images [K, m, ...] and labels [K, m] of K clients, of which some have fewer, or no more."""
+    if len(parts) == 1 and parts[0]:
+        return parts[0][0][None], parts[0][1][None]
+    there = [(row, *part) for row, part in enumerate(parts) if part]
+    longest = max((images for _, images, _ in there), key=len)
+    images = longest.new_zeros(len(parts), *longest.shape)
+    labels = there[0][2].new_full((len(parts), len(longest)), NOBODY)
+    for row, own, those in there:
+        images[row, : len(own)], labels[row, : len(own)] = own, those
+    return images, labels

@@ -22,7 +22,7 @@ from fedcore.clients.group import ClientGroup, Order, Upload
 from fedcore.clients.layout import Tensors
 from fedcore.config import RunConfig
 from fedcore.errors import Stopped
-from fedcore.evaluate import Evaluation, Evaluator
+from fedcore.evaluate import Evaluator
 from fedcore.saving import Saving
 from fedcore.schedule import progress
 from fedcore.server import consensus
@@ -31,6 +31,7 @@ from fedcore.server.collective import Collected, ServerCollective
 from fedcore.server.comm import Comm, agree
 from fedcore.server.fusion import FUSIONS, ClientModel
 from fedcore.server.pause import Pauses, Wish
+from fedcore.tally import Evaluation
 from fedcore.telemetry.events import ClientEvent, ResumeEvent, RoundEvent, WarningEvent
 from fedcore.telemetry.telemetry import Telemetry
 
@@ -115,7 +116,7 @@ class Federation:
         self._folded: Tensor | None = None  # by lanes that were through before a stop
         self._pauses_taken = 0  # in the round that is under way
         self._trained: set[int] = set()
-        self._variance = 0.0
+        self._variance: float | None = None
         self._evaluated = False  # the newest round
         self._told = False  # that lambda has exploded
         comm.watcher = self._watch
@@ -272,9 +273,7 @@ class Federation:
         found = self.evaluator(
             self.group, self._shares(self._trained), self.server.state.prototypes, averaged
         )
-        self._variance = consensus.model_variance(
-            self.comm, _Models(self.group, self._shares(self._trained)), averaged, self.server.start
-        )
+        self._variance = found.variance
         return found
 
     def _take(self, accuracy: dict[str, float]) -> None:

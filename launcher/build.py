@@ -29,14 +29,14 @@ from fedcore.clients.state import ClientState
 from fedcore.clients.store import Away, Mapped, Store, bytes_of, on_device
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
-from fedcore.evaluate import READOUTS, SINGLE, Evaluator
+from fedcore.evaluate import Evaluator
 from fedcore.federation import Federation
 from fedcore.models import MODELS, ModelSpec
 from fedcore.models.neurons import neuron_groups
 from fedcore.models.proto_head import ProtoHead, build_model
 from fedcore.objective.anchors import ANCHORS
 from fedcore.objective.learners import Hypergradient
-from fedcore.registry import nearest
+from fedcore.readouts import check_readout
 from fedcore.schedule import SCHEDULES, Constant
 from fedcore.server.collective import ServerCollective
 from fedcore.server.combine import COMBINES
@@ -63,11 +63,8 @@ def check_names(config: RunConfig) -> Algorithm:
     FUSIONS.get(algorithm.fuse)
     check_trackers(config.metrics.trackers)
     SCHEDULES.get(config.clients.lr_schedule, "clients.lr_schedule")
-    readouts = [*READOUTS.names(), *SINGLE]
     _check_discarding(config, algorithm)
-    if algorithm.readout not in readouts:
-        way_out = nearest(algorithm.readout, readouts)
-        raise ConfigError("algorithm.readout", algorithm.readout, "a read-out", way_out)
+    check_readout(algorithm, algorithm.mode != "averaged" or config.clients.keep_models)
     return algorithm
 
 
@@ -117,6 +114,7 @@ def build(
         clients = [k for lane in owned[comm.rank] for k in lane]
         on: dict[str, Any] = {"device": world.device, "dtype": DTYPES[config.precision]}
         reading = on | {
+            "channels_last": config.model.channels_last,
             "streaming": is_streamed(config, manifest, clients, world),
             "workers": config.data.workers,
         }
@@ -125,7 +123,7 @@ def build(
         group = _group(
             config, owned[comm.rank], data, algorithm, model.to(world.device, on["dtype"]), home
         )
-        test = TestSamples(store, manifest, **on)
+        test = TestSamples(store, manifest, **on, channels_last=config.model.channels_last)
         validation = None
         if counts(manifest):
             validation = ValidationSamples(store, manifest, clients, **reading)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcore.errors import ConfigError
-from fedcore.evaluate import READOUTS, SINGLE, VALIDATED
+from fedcore.readouts import READOUTS, SINGLE, VALIDATED
 from fedcore.registry import nearest
 from fedcore.telemetry.events import VALIDATION
 from launcher import cli, prepare

@@ -67,6 +67,9 @@ class Repeated:
         lane = Batch(*(repeated(x, len(clients)) for x in self.batch))
         return iter([lane] * (self.number - first))
 
+    def ahead(self, clients: Sequence[int], round: int, epoch: int) -> None:
+        return None
+
     def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
         return next(self.epoch(clients, round, epoch))
 

@@ -32,6 +32,8 @@ FLOORS = {
     "fedcore.algorithms": 2,
     "fedcore.clients": 2,
     "fedcore.server": 3,
+    "fedcore.readouts": 3,
+    "fedcore.tally": 3,
     "fedcore.evaluate": 3,
     "fedcore.checkpoint": 3,
     "fedcore.checkpoint_writer": 3,

@@ -75,6 +75,9 @@ class ToyData:
             parts = [self._one(k, round, epoch, step) for k in clients if step < self.steps(k)]
             yield Batch(*(torch.stack(column) for column in zip(*parts, strict=True)))
 
+    def ahead(self, clients: Sequence[int], round: int, epoch: int) -> None:
+        return None
+
     def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
         parts = [self._one(k, round, epoch + 100, step % self.steps(k)) for k in clients]
         return Batch(*(torch.stack(column) for column in zip(*parts, strict=True)))

@@ -259,6 +259,7 @@ class ClientGroup:
     def _announce(self, rows: list[int], order: Order) -> None:
         """These clients will be next: what is far away is fetched meanwhile."""
         self.store.ahead(torch.tensor(rows))
+        self.data.ahead([self.clients[i] for i in rows], order.round, 0)
 
     def _begun(self, part: ClientState, order: Order) -> ClientState:
         """The clients of a lane at the start of the round."""

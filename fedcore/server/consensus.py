@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from fedcore.clients.layout import Tensors
-from fedcore.server.comm import Comm
-from fedcore.server.fusion import Models
 
 
 def prototype_std(prototypes: Tensor, counts: Tensor | None = None) -> float:
@@ -46,18 +44,17 @@ def global_prototype_std(prototypes: Tensor) -> float:
     return float(prototypes.std(0, unbiased=False).mean())
 
 
-def model_variance(
-    comm: Comm, models: Models, averaged: Tensors, parameters: Collection[str]
-) -> float:
-    """sum_k share_k |w_k - w|^2 per parameter, w the averaged model. Collective.
+def square_distances(models: Tensors, averaged: Tensors, parameters: Collection[str]) -> Tensor:
+    """|w_k - w|^2 per parameter of K models [K] float64, w the averaged one.
 
-    parameters: which of a model's tensors are parameters; batch statistics do not count.
+    models: each [K, ...]. parameters: which tensors are parameters; batch statistics do not count.
     """
-    size = sum(averaged[name].numel() for name in parameters)
-    mine = {}
-    for model in models:
-        squares = [(model.tensors[n] - averaged[n]).double().square().sum() for n in parameters]
-        total = float(torch.stack(squares).sum())  # sync: once a client and evaluation
-        mine[model.client] = model.share * total / size
-    parts = {int(k): v for part in comm.gather_json(mine) for k, v in part.items()}
-    return math.fsum(parts[k] for k in sorted(parts))
+    squares = [
+        (models[name] - averaged[name]).flatten(1).double().square().sum(1) for name in parameters
+    ]
+    return torch.stack(squares, 1).sum(1) / sum(averaged[name].numel() for name in parameters)
+
+
+def model_variance(distances: Sequence[float], shares: Sequence[float]) -> float:
+    """sum_k share_k |w_k - w|^2 per parameter of all clients' `square_distances`, in any order."""
+    return math.fsum(share * d for share, d in zip(shares, distances, strict=True))

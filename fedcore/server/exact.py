@@ -46,6 +46,14 @@ class ExactSum:
         scaled = values.to(torch.float64).mul(weight * self.scale).round_().to(torch.int64)
         self.total[at : at + scaled.numel()] += scaled.flatten()
 
+    def add_lane(self, values: Tensor, weights: Tensor, at: int = 0) -> None:
+        """Add sum_k weights[k] * values[k] (flattened) at offset `at`: the integers that `add`
+        gives client by client. values [K, ...], weights [K] float64."""
+        # the scale is a power of two: to scale the weights rounds nothing
+        factors = (weights * self.scale).view(-1, *[1] * (values.dim() - 1))
+        scaled = (values * factors).round_().to(torch.int64).flatten(1)
+        self.total[at : at + scaled.shape[1]] += scaled[0] if len(scaled) == 1 else scaled.sum(0)
+
     def value(self, total: Tensor) -> Tensor:
         """The float64 sum that the (reduced) integers `total` stand for."""
         return total.to(torch.float64) / self.scale

@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcore.evaluate import READOUTS, SINGLE, VALIDATED, Evaluation, Evaluator
+from fedcore.evaluate import Evaluator
+from fedcore.readouts import READOUTS, SINGLE, VALIDATED
 from fedcore.seeds import generator
 from fedcore.server.average import average_models
 from fedcore.server.comm import LocalComm
+from fedcore.tally import Evaluation
 from tests.toy import SHAPE, ToyData, toy_group, toy_model, toy_order
 
 
@@ -191,7 +193,7 @@ def test_without_validation_samples_nothing_is_said_or_sent(parts) -> None:
     assert some.accuracy == nobody.accuracy | {
         "validation_local": some.accuracy["validation_local"]
     }
-    assert sent == [sent[0], sent[0] + 2]  # a number for each client that has some
+    assert sent == [sent[0], sent[0] + 3]  # one more number of each client
     assert evaluated({1: 1.0}, ToyValidation()) == evaluated({1: 1.0}, None)
 
 

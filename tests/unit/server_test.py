@@ -16,10 +16,10 @@ from fedcore.server.consensus import (
     global_prototype_std,
     model_variance,
     prototype_std,
+    square_distances,
     unit_prototype_std,
 )
 from fedcore.server.exact import ExactSum
-from fedcore.server.fusion import ClientModel
 from fedcore.server.participants import participants
 
 P = torch.tensor(
@@ -93,7 +93,11 @@ def test_global_prototype_std_on_paper() -> None:
 def test_model_variance_is_the_weighted_mean_square_distance() -> None:
     a, b = {"w": torch.tensor([1.0, 3.0])}, {"w": torch.tensor([5.0, 3.0])}
     mean = average_models(LocalComm(), [(a, 0.25), (b, 0.75)], a)
-    found = model_variance(LocalComm(), [ClientModel(0, a, 0.25), ClientModel(1, b, 0.75)], mean, a)
+    both = {"w": torch.stack([a["w"], b["w"]]), "running_mean": torch.tensor([[7.0], [8.0]])}
+    averaged = mean | {"running_mean": torch.zeros(1)}
+    distances = square_distances(both, averaged, ["w"])
+    assert distances.tolist() == pytest.approx([9 / 2, 1 / 2])
+    found = model_variance(distances.tolist(), [0.25, 0.75])
     assert found == pytest.approx((0.25 * 9 + 0.75 * 1) / 2)
 
 
