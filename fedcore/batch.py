@@ -58,9 +58,6 @@ class TrainData(Protocol):
         """That epoch of a lane will be asked for soon, from its first batch on: what takes long
         may begin. One is announced at a time."""
 
-    def ahead(self, clients: Sequence[int], round: int, epoch: int) -> None:
-        """That epoch comes next: what must be read for it may be read meanwhile."""
-
     def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
         """One batch of samples that `epoch` never yields; only asked for if a share is held out."""
 
