@@ -115,7 +115,7 @@ class Evaluator:
     def _features(
         self, tensors: Tensors, own: Sequence[Tensor], shared: Iterable[Tensor] = ()
     ) -> Tensor:
-        """z [m, D] of one model, which runs chunk by chunk: on images of its own, then on shared."""
+        """z [m, D] of one model, chunk by chunk: of its own images, then of those of all models."""
         chunks = chain(own, shared)
         embeddings = [functional_call(self.model, tensors, images) for images in chunks]
         return F.normalize(torch.cat(embeddings).to(tensors["prototypes"].dtype), dim=1)
