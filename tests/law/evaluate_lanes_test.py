@@ -16,18 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from data_shards.read import TestSamples
 from fedcore import evaluate
-from fedcore.algorithms import ALGORITHMS
 from fedcore.clients.assign import balance
 from fedcore.clients.group import ClientGroup
+from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
 from fedcore.evaluate import Evaluator
-from fedcore.readouts import READOUTS, Seen, all_parts, check_readout
+from fedcore.readouts import READOUTS, Seen, all_parts
 from fedcore.seeds import generator
 from fedcore.server.average import average_models
 from fedcore.server.comm import LocalComm
 from fedcore.server.exact import ExactSum
 from fedcore.server.fusion import FUSIONS
 from fedcore.tally import Evaluation
+from launcher.build import check_names
 from tests.law.evaluate_test import ToyTest
 from tests.law.explosion_test import Told, federation
 from tests.toy import SHAPE, ToyData, toy_group, toy_order
@@ -274,11 +275,15 @@ def test_a_round_without_evaluation_does_none_of_its_work(
 
 
 def test_a_readout_of_models_that_are_not_kept_is_refused() -> None:
-    fedavg, v14 = ALGORITHMS.get("fedavg"), ALGORITHMS.get("v14")
-    check_readout(fedavg, keeps_models=False)
-    check_readout(v14, keeps_models=True)
+    def names(**algorithm: str) -> None:
+        check_names(RunConfig.of({"algorithm": algorithm, "clients": {"keep_models": False}}))
+
+    names(name="fedavg")
+    names(name="v14")  # one-shot: it needs them itself
     with pytest.raises(ConfigError, match=r"clients\.keep_models: .*=iffi .*Try .*=averaged"):
-        check_readout(v14, keeps_models=False)
+        names(name="fedavg", readout="iffi")
+    with pytest.raises(ConfigError, match=r"algorithm\.readout: got 'ifi'.*Try iffi"):
+        names(name="fedavg", readout="ifi")
 
 
 def test_what_readouts_share_is_summed_once() -> None:
