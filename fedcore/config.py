@@ -103,7 +103,7 @@ class EvaluateConfig(Section):
     """Rounds (LM: steps; a tenth of the run unless set) between evaluations; the last round is
     always evaluated."""
     batch_size: Positive = 256
-    """Test images in one forward pass."""
+    """Test images in one forward pass of one model."""
 
 
 class ServerConfig(Section):
