@@ -88,16 +88,21 @@ def view_of(numbers: Tensor, kind: Kind) -> View:
 def parameters(view: View) -> Tensor:
     """The view as `apply` takes it, [R, 11]: an affine map of the plane, and five of colour.
 
-    A row without jitter has factors that change nothing: whether it has some is not asked for on
-    the device.
+    Contrast and saturation become shares of grey. A row without jitter has numbers that change
+    nothing: whether it has some is not asked for on the device.
     """
     cos, sin, jitter = view.angle.cos(), view.angle.sin(), view.jitter > 0
-    factors = [torch.where(jitter, x, 1) for x in (view.brightness, view.contrast, view.saturation)]
+    colour = [
+        torch.where(jitter, view.brightness, 1),
+        *(torch.where(jitter, 1 - x, 0) for x in (view.contrast, view.saturation)),
+        torch.where(jitter, view.hue, 0),
+        view.grey,
+    ]
     plane = [
         *(view.scale_x * cos, -view.scale_y * sin, view.shift_x),
         *(view.scale_x * sin, view.scale_y * cos, view.shift_y),
     ]
-    return torch.stack([*plane, *factors, torch.where(jitter, view.hue, 0), view.grey], 1)
+    return torch.stack([*plane, *colour], 1)
 
 
 def _crop(area: Tensor, log_ratio: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
@@ -178,10 +183,10 @@ def _colour(images: Tensor, factors: Tensor) -> Tensor:
 
     A blend f x + (1 - f) y is a `lerp` from x to y by 1 - f.
     """
-    brightness, contrast, saturation, turns, grey = factors[:, :, None, None, None].unbind(1)
+    brightness, to_mean, to_grey, turns, grey = factors[:, :, None, None, None].unbind(1)
     images.mul_(brightness).clamp_(0, 1)
-    images.lerp_(_grey(images.mean((2, 3), keepdim=True)), 1 - contrast).clamp_(0, 1)
-    images.lerp_(_grey(images), 1 - saturation).clamp_(0, 1)
+    images.lerp_(_grey(images.mean((2, 3), keepdim=True)), to_mean).clamp_(0, 1)
+    images.lerp_(_grey(images), to_grey).clamp_(0, 1)
     images = shift_hue(images, turns.flatten())
     return images.lerp_(_grey(images), grey)
 
