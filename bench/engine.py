@@ -1,0 +1,160 @@
+"""All that these benches know of the inside of the engine: whole runs, lanes of clients, averages.
+
+What they measure, they reach through a configuration; this is the one place to change when a part
+of the engine is called another way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import bench.models  # noqa: F401  (its network gets a name)
+from bench.lm_common import settle
+from fedcore.batch import Batch
+from fedcore.checkpoint_writer import Checkpoints
+from fedcore.clients.group import ClientGroup
+from fedcore.config import RunConfig
+from fedcore.federation import Federation
+from fedcore.server.average import average_models
+from fedcore.server.collective import ServerCollective
+from fedcore.server.comm import Comm, LocalComm
+from fedcore.telemetry.telemetry import Telemetry
+from launcher import build, prepare
+from launcher.world import World
+from launcher.world import join as join_world
+
+NEVER = 1_000_000  # rounds
+
+
+def join(config: RunConfig) -> World:
+    """The world of this process."""
+    return join_world(config, lambda error: os._exit(5))
+
+
+def stored(config: RunConfig, here: World) -> None:
+    """Shards of the configuration, made by rank 0 unless they are there. Collective."""
+    if here.comm.rank == 0:
+        prepare.make(config)
+    here.comm.barrier()
+
+
+def federation(config: RunConfig, here: World, folder: Path) -> Federation:
+    """A run without metrics, lines or checkpoints. Collective."""
+    checkpoints = Checkpoints(folder, here.comm, keep=2)
+    return build.build(config, prepare.store_dir(config), here, Telemetry(), checkpoints, {})
+
+
+def one_round(run: Federation, number: int) -> None:
+    """Round `number`: order, training, collection; no checkpoint."""
+    run._round(number)
+    settle(run.group.model.prototypes.device)
+
+
+def width(run: Federation) -> int:
+    """Clients in the widest lane of this rank."""
+    return max((len(lane) for lane in run.group.lanes), default=0)
+
+
+class InMemory:
+    """`TrainData` of equal clients whose normalised batches lie ready on the device.
+
+    All clients share the tensors of a few batches, stacked ahead for each lane that asks for them.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,  # [batches, V, B, channels, height, width]
+        labels: Tensor,  # [batches, B]
+        steps: int,  # of an epoch
+        *,
+        classes: int = 10,
+        channels_last: bool = True,
+    ) -> None:
+        self.images, self.labels, self.count, self.classes = images, labels, steps, classes
+        self.channels_last = channels_last
+        self.batch_size = labels.shape[1]
+        self._made: dict[tuple[int, int], Batch] = {}
+
+    def samples(self, client: int) -> int:
+        """Of any client."""
+        return self.count * self.batch_size
+
+    trained = samples
+
+    def label_counts(self, client: int) -> Tensor:
+        """Equal numbers of each class."""
+        return torch.full((self.classes,), max(1, self.samples(client) // self.classes))
+
+    def steps(self, client: int) -> int:
+        """Batches of an epoch."""
+        return self.count
+
+    def epoch(
+        self, clients: Sequence[int], round: int, epoch: int, first: int = 0
+    ) -> Iterator[Batch]:
+        """The same batches again and again."""
+        for step in range(first, self.count):
+            yield self._batch(len(clients), step % len(self.labels))
+
+    def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
+        """Any of them."""
+        return self._batch(len(clients), step % len(self.labels))
+
+    def _batch(self, clients: int, number: int) -> Batch:
+        if (clients, number) not in self._made:
+            images = self.images[number].expand(clients, *self.images.shape[1:])
+            if self.channels_last:
+                images = images.movedim(-3, -1).contiguous().movedim(-1, -3)
+            else:
+                images = images.contiguous()
+            labels = self.labels[number].expand(clients, -1).contiguous()
+            values = {
+                "images": images,
+                "labels": labels,
+                "weight": images.new_ones(labels.shape),
+                "active": torch.ones(clients, dtype=torch.bool, device=labels.device),
+            }
+            made = Batch(**{name: values[name] for name in Batch._fields})
+            self._made[clients, number] = made
+        return self._made[clients, number]
+
+
+def trainer(
+    config: RunConfig, data: InMemory, clients: int, width: int, device: torch.device
+) -> tuple[ClientGroup, Callable[[int], None]]:
+    """Clients in lanes of `width` over that data, and what trains them for a round."""
+    shape: Any = tuple(data.images.shape[3:])
+    algorithm, model, anchors = build.build_objects(config, shape, data.classes)
+    model = model.to(device, build.DTYPES[config.precision])
+    ids = list(range(clients))
+    lanes = [ids[i : i + width] for i in range(0, clients, width)]
+    group = build._group(config, lanes, data, algorithm, model)  # type: ignore[arg-type]
+    server = ServerCollective(
+        LocalComm(device),
+        algorithm,
+        anchors,
+        clients=ids,
+        slots=clients,
+        rounds=config.rounds,
+        per_round=None,
+        seed=config.seed,
+        start=dict(model.named_parameters()),
+    )
+
+    def train(round: int) -> None:
+        group.train(server.order(round))
+        settle(device)
+
+    return group, train
+
+
+def average(comm: Comm, models: Sequence[Tensor], weight: float, like: Tensor) -> Tensor:
+    """Our exact mean over all ranks of flat models [size] that weigh `weight` each."""
+    parts = [({"flat": model}, weight) for model in models]
+    return average_models(comm, parts, {"flat": like})["flat"]
