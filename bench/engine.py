@@ -7,6 +7,7 @@ of the engine is called another way.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from fedcore.server.collective import ServerCollective
 from fedcore.server.comm import Comm, LocalComm
 from fedcore.telemetry.telemetry import Telemetry
 from launcher import build, prepare
+from launcher.reporting import federated_telemetry
+from launcher.rundir import RunDir
 from launcher.world import World
 from launcher.world import join as join_world
 
@@ -44,16 +47,59 @@ def stored(config: RunConfig, here: World) -> None:
     here.comm.barrier()
 
 
-def federation(config: RunConfig, here: World, folder: Path) -> Federation:
-    """A run without metrics, lines or checkpoints. Collective."""
-    checkpoints = Checkpoints(folder, here.comm, keep=2)
-    return build.build(config, prepare.store_dir(config), here, Telemetry(), checkpoints, {})
+def federation(
+    config: RunConfig, here: World, folder: Path, telemetry: Telemetry | None = None
+) -> Federation:
+    """A run that has not begun; without metrics and lines unless given. Collective."""
+    checkpoints = Checkpoints(folder, here.comm, config.checkpoint.keep)
+    store = prepare.store_dir(config)
+    return build.build(config, store, here, telemetry or Telemetry(), checkpoints, {})
+
+
+def watched(config: RunConfig, here: World, folder: Path) -> tuple[Federation, list[float]]:
+    """The same with all that a run from the command line has: endpoint, lines, console. Beside it
+    a list that gets the seconds of each call of telemetry and checkpoints that training waits for.
+    """
+    run = RunDir(folder)
+    run.path.mkdir(parents=True, exist_ok=True)
+    telemetry, spent = federated_telemetry(config, run, own=1, world=here), []
+    made = federation(config, here, run.checkpoints, telemetry)
+    for part, names in {
+        telemetry: ("write", "trained", "phase", "traffic"),
+        made.saving: ("start", "settle"),
+    }.items():
+        for name in names:
+            setattr(part, name, _timed(getattr(part, name), spent))
+    return made, spent
+
+
+def _timed(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    def timed(*words: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return call(*words, **named)
+        finally:
+            spent.append(time.perf_counter() - began)
+
+    return timed
 
 
 def one_round(run: Federation, number: int) -> None:
     """Round `number`: order, training, collection; no checkpoint."""
     run._round(number)
     settle(run.group.model.prototypes.device)
+
+
+def saved_round(run: Federation, number: int) -> None:
+    """A round, and the checkpoint that a run from the command line starts after it."""
+    one_round(run, number)
+    run.saving.start(run._contents, number + 1)
+    run.saving.settle(0)
+
+
+def saved(run: Federation) -> None:
+    """Once the last checkpoint is complete."""
+    run.saving.settle()
 
 
 def width(run: Federation) -> int:

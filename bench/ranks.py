@@ -104,7 +104,7 @@ def _free_port() -> int:
 
 def _wait(workers: Sequence[psutil.Popen], watched: bool, until: float) -> Memory | None:
     """Until all are over, one has failed, or the time is up."""
-    memory = Memory(0, 0, 0, 0) if watched else None
+    memory, pause = (Memory(0, 0, 0, 0), 0.25) if watched else (None, 0.05)
     while any(worker.poll() is None for worker in workers):
         if any(worker.poll() for worker in workers):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -114,7 +114,7 @@ def _wait(workers: Sequence[psutil.Popen], watched: bool, until: float) -> Memor
             raise SystemExit("a bench's processes have not ended in time")
         if memory is not None:
             memory = memory.over(_look(workers))
-        time.sleep(0.1)
+        time.sleep(pause)
     return memory
 
 

@@ -137,7 +137,7 @@ def alone(given: argparse.Namespace) -> None:
         act = bare(case, rank, size, BARE[side]) if side in BARE else None
     for _ in range(3 if act else 0):
         act()
-    time.sleep(0.3)  # long enough to be seen
+    time.sleep(0.5)  # long enough to be seen
     ranks.leave({})
     os._exit(0)
 
