@@ -6,6 +6,8 @@ of the engine is called another way.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +19,15 @@ from torch import Tensor
 
 import bench.models  # noqa: F401  (its network gets a name)
 from bench.lm_common import settle
+from data_shards.manifest import Manifest
 from fedcore.batch import Batch
 from fedcore.checkpoint_writer import Checkpoints
-from fedcore.clients.group import ClientGroup
+from fedcore.clients.group import ClientGroup, Order
+from fedcore.clients.step import Targets
 from fedcore.config import RunConfig
 from fedcore.federation import Federation
 from fedcore.server.average import average_models
-from fedcore.server.collective import ServerCollective
-from fedcore.server.comm import Comm, LocalComm
+from fedcore.server.comm import Comm
 from fedcore.telemetry.telemetry import Telemetry
 from launcher import build, prepare
 from launcher.reporting import federated_telemetry
@@ -53,7 +56,18 @@ def federation(
     """A run that has not begun; without metrics and lines unless given. Collective."""
     checkpoints = Checkpoints(folder, here.comm, config.checkpoint.keep)
     store = prepare.store_dir(config)
+    config = settled(config, here)
     return build.build(config, store, here, telemetry or Telemetry(), checkpoints, {})
+
+
+def settled(config: RunConfig, here: World) -> RunConfig:
+    """With a number for `clients.width=auto`, as the command line finds it. Collective."""
+    choose = getattr(build, "settle_width", None)
+    if config.clients.width != "auto" or choose is None:
+        return config
+    choice = choose(config, Manifest.load(prepare.store_dir(config)), here)
+    clients = config.clients.model_copy(update={"width": choice.width})
+    return config.model_copy(update={"clients": clients})
 
 
 def watched(config: RunConfig, here: World, folder: Path) -> tuple[Federation, list[float]]:
@@ -148,6 +162,9 @@ class InMemory:
         for step in range(first, self.count):
             yield self._batch(len(clients), step % len(self.labels))
 
+    def ahead(self, clients: Sequence[int], round: int, epoch: int) -> None:
+        """Nothing takes long."""
+
     def held_out(self, clients: Sequence[int], round: int, epoch: int, step: int) -> Batch:
         """Any of them."""
         return self._batch(len(clients), step % len(self.labels))
@@ -180,24 +197,23 @@ def trainer(
     model = model.to(device, build.DTYPES[config.precision])
     ids = list(range(clients))
     lanes = [ids[i : i + width] for i in range(0, clients, width)]
-    group = build._group(config, lanes, data, algorithm, model)  # type: ignore[arg-type]
-    server = ServerCollective(
-        LocalComm(device),
-        algorithm,
-        anchors,
-        clients=ids,
-        slots=clients,
-        rounds=config.rounds,
-        per_round=None,
-        seed=config.seed,
-        start=dict(model.named_parameters()),
-    )
+    group = _group(config, lanes, data, algorithm, model)
+    like = model.prototypes
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+    targets: Any = (anchors.to(like), torch.zeros_like(like).detach(), weights, like.new_zeros(0))
 
     def train(round: int) -> None:
-        group.train(server.order(round))
+        group.train(Order(round, 0.0, 1.0, 1.0, Targets(*targets), None, frozenset(ids)))
         settle(device)
 
     return group, train
+
+
+def _group(config: RunConfig, lanes: Any, data: Any, algorithm: Any, model: Any) -> ClientGroup:
+    words = [config, lanes, data, algorithm, model]
+    if "home" in inspect.signature(build._group).parameters:
+        words.append(importlib.import_module("fedcore.clients.store").on_device)
+    return build._group(*words)
 
 
 def average(comm: Comm, models: Sequence[Tensor], weight: float, like: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 """How many clients to train at once: width x model x batch x precision, on this device.
 
-    PYTHONPATH=. .venv/bin/python bench/lanes.py [--device cuda] [--models small_cnn] [--quick]
+    PYTHONPATH=. .venv/bin/python bench/lanes.py [--device cuda] [--models small_cnn resnet18]
 
-All widths train the same clients, in turns, on batches that lie ready: samples a second, the ratio
-to width 1 of neighbouring blocks, memory (CUDA: the peak allocated beyond the batches; its clients'
-states among it), and the share of the rate of a matrix product measured in the same run, counting
-the FLOPs of one forward and backward pass. FedAvg's loss, so that the network is what counts.
+All widths train the same clients on batches that lie ready, in turns (on a GPU one after another):
+samples a second, the ratio to width 1 of neighbouring blocks, memory (CUDA: the peak allocated
+beyond the batches; its clients' states among it), and the share of the rate of a matrix product
+measured in the same run, counting the FLOPs of one forward and backward pass. FedAvg's loss, so
+that the network is what counts.
 """
 
 from __future__ import annotations
@@ -76,28 +77,33 @@ def measured(case: Case, given: argparse.Namespace, device: torch.device) -> dic
     images = torch.randn(2, 1, case.batch_size, *shape, device=device)
     labels = torch.randint(10, (2, case.batch_size), device=device)
     samples = clients_of(given) * steps * case.batch_size
-    arms: dict[str, Callable[[], float]] = {}
     memory: dict[int, int | None] = {}
-    for width in given.widths:
-        config = configuration(case, given, width)
-        data = engine.InMemory(images, labels, steps, channels_last=given.channels_last)
-        before = allocated(device)
-        try:
-            _, train = engine.trainer(config, data, clients_of(given), width, device)
-            train(0)
-        except (RuntimeError, MemoryError) as error:
-            print(f"{case}, width {width}: {str(error).splitlines()[0]}", flush=True)
-            gc.collect()
-            continue
-        memory[width] = None if before is None else peak(device) - before
-        arms[str(width)] = timed(train, samples)
-    rates = in_turns(arms, given.blocks)
-    first = rates[str(min(map(int, rates)))]
+
+    def arms(widths: list[int]) -> dict[int, list[float]]:
+        """Rates of those widths, in turns."""
+        made: dict[str, Callable[[], float]] = {}
+        for width in widths:
+            data = engine.InMemory(images, labels, steps, channels_last=given.channels_last)
+            config, before = configuration(case, given, width), allocated(device)
+            try:
+                _, train = engine.trainer(config, data, clients_of(given), width, device)
+                train(0)
+            except (RuntimeError, MemoryError) as error:
+                print(f"{case}, width {width}: {str(error).splitlines()[0]}", flush=True)
+                continue
+            memory[width] = None if before is None else peak(device) - before
+            made[str(width)] = timed(train, samples)
+        return {int(k): v for k, v in in_turns(made, given.blocks).items()}
+
+    # a GPU of one's own is steady, and could not hold all widths' activations side by side
+    sets = [[width] for width in given.widths] if device.type == "cuda" else [given.widths]
+    rates = {width: found for each in sets for width, found in arms(each).items()}
+    first = rates[min(rates)]
     return {
-        int(width): {
+        width: {
             "samples_per_second": Spread.of(found)._asdict(),
             "ratio": ratio(found, first)._asdict(),
-            "memory": memory[int(width)],
+            "memory": memory[width],
         }
         for width, found in rates.items()
     }

@@ -1,4 +1,4 @@
-"""The same samples dealt out to 10 ... 10,000 clients, on 1 ... 8 ranks: time and memory of a round.
+"""The same samples dealt out to 10 ... 10,000 clients on 1 ... 8 ranks: a round's time and memory.
 
     PYTHONPATH=. .venv/bin/python bench/scale.py [--clients 100 1000 10000] [--ranks 2]
 
@@ -111,13 +111,15 @@ def measured(cases: list[Case], given: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"cases": []}
     fixed = ["--store", given.store, "--batch", str(given.batch), "--width", given.width]
     fixed += ["--clients", *map(str, given.clients), "--device", given.device]
+    about: dict[tuple[str, int], Any] = {}  # by what the data are made of
     for case in cases:
-        words = [*fixed, "--case", json.dumps(case)]
-        about = ranks.run(__file__, [*words, "--rounds", "0"], 1).found
+        words, data = [*fixed, "--case", json.dumps(case)], (case.kind[:3], case.clients)
+        if data not in about:
+            about[data] = ranks.run(__file__, [*words, "--rounds", "0"], 1).found
         words += ["--rounds", str(given.rounds)]
         ran = ranks.run(__file__, words, case.ranks, watched=True, limit=given.limit)
         assert ran.memory is not None
-        found = about | {
+        found = about[data] | {
             "settings": {k: str(v) for k, v in vars(given).items()},
             "cases": [*found["cases"], case._asdict() | ran.found | ran.memory._asdict()],
         }
