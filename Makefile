@@ -75,21 +75,21 @@ format: $(READY) ## format and mend what ruff can
 	$(BIN)/ruff check --fix .
 
 bench: $(READY) ## rounds, lanes, collectives, loading, evaluation, many clients: under 10 minutes, into docs/numbers.md
-	PYTHONPATH=. $(BIN)/python bench/round.py --variants auto "width 4" --blocks 5
-	PYTHONPATH=. $(BIN)/python bench/step.py --blocks 5
-	PYTHONPATH=. $(BIN)/python bench/overheads.py --blocks 4
+	PYTHONPATH=. $(BIN)/python bench/round.py --variants auto --blocks 5
+	PYTHONPATH=. $(BIN)/python bench/step.py --blocks 3
+	PYTHONPATH=. $(BIN)/python bench/overheads.py --blocks 3
 	PYTHONPATH=. $(BIN)/python bench/lanes.py --batches 8 32 --widths 1 2 4 8 --blocks 3 --samples 512
 	PYTHONPATH=. $(BIN)/python bench/collectives.py --ranks 1 2 4 --repeats 5
 	PYTHONPATH=. $(BIN)/python bench/loader.py --samples 5000 --blocks 3
 	PYTHONPATH=. $(BIN)/python bench/evaluate.py --repeats 5
-	PYTHONPATH=. $(BIN)/python bench/scale.py --clients 10 100 1000 --ranks 2 --rounds 1
+	PYTHONPATH=. $(BIN)/python bench/scale.py --kinds fedavg v14 --clients 10 100 1000 --rounds 1
 	PYTHONPATH=. $(BIN)/python bench/write_numbers.py --take
 
 bench-accuracy: $(READY) ## v14 against v4, fedavg and central training, three seeds each
 	$(BIN)/python bench/baselines.py
 
 bench-scale: $(READY) ## the same samples over 100 ... 10,000 clients on 1 ... 8 ranks: time and memory of a round
-	PYTHONPATH=. $(BIN)/python bench/scale.py --clients 100 1000 10000 --ranks 2
+	PYTHONPATH=. $(BIN)/python bench/scale.py --clients 100 1000 10000 --ranks 2 --out runs/bench/scale_large.json
 	PYTHONPATH=. $(BIN)/python bench/scale.py --kinds fedavg --clients 1000 --ranks 1 2 4 8 --out runs/bench/scale_ranks.json
 
 bench-gpu: $(READY) ## on one GPU: tests, lanes, a whole run of v14, in under 6 minutes

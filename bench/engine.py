@@ -6,8 +6,6 @@ of the engine is called another way.
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +22,7 @@ from fedcore.batch import Batch
 from fedcore.checkpoint_writer import Checkpoints
 from fedcore.clients.group import ClientGroup, Order
 from fedcore.clients.step import Targets
+from fedcore.clients.store import on_device
 from fedcore.config import RunConfig
 from fedcore.federation import Federation
 from fedcore.server.average import average_models
@@ -62,10 +61,10 @@ def federation(
 
 def settled(config: RunConfig, here: World) -> RunConfig:
     """With a number for `clients.width=auto`, as the command line finds it. Collective."""
-    choose = getattr(build, "settle_width", None)
-    if config.clients.width != "auto" or choose is None:
+    if config.clients.width != "auto":
         return config
-    choice = choose(config, Manifest.load(prepare.store_dir(config)), here)
+    manifest = Manifest.load(prepare.store_dir(config))
+    choice = build.settle_width(config, manifest, here)
     clients = config.clients.model_copy(update={"width": choice.width})
     return config.model_copy(update={"clients": clients})
 
@@ -177,13 +176,7 @@ class InMemory:
             else:
                 images = images.contiguous()
             labels = self.labels[number].expand(clients, -1).contiguous()
-            values = {
-                "images": images,
-                "labels": labels,
-                "weight": images.new_ones(labels.shape),
-                "active": torch.ones(clients, dtype=torch.bool, device=labels.device),
-            }
-            made = Batch(**{name: values[name] for name in Batch._fields})
+            made = Batch(images, labels, images.new_ones(labels.shape))
             self._made[clients, number] = made
         return self._made[clients, number]
 
@@ -197,7 +190,7 @@ def trainer(
     model = model.to(device, build.DTYPES[config.precision])
     ids = list(range(clients))
     lanes = [ids[i : i + width] for i in range(0, clients, width)]
-    group = _group(config, lanes, data, algorithm, model)
+    group = build._group(config, lanes, data, algorithm, model, on_device)
     like = model.prototypes
     weights = {name: value.detach() for name, value in model.named_parameters()}
     targets: Any = (anchors.to(like), torch.zeros_like(like).detach(), weights, like.new_zeros(0))
@@ -207,13 +200,6 @@ def trainer(
         settle(device)
 
     return group, train
-
-
-def _group(config: RunConfig, lanes: Any, data: Any, algorithm: Any, model: Any) -> ClientGroup:
-    words = [config, lanes, data, algorithm, model]
-    if "home" in inspect.signature(build._group).parameters:
-        words.append(importlib.import_module("fedcore.clients.store").on_device)
-    return build._group(*words)
 
 
 def average(comm: Comm, models: Sequence[Tensor], weight: float, like: Tensor) -> Tensor:

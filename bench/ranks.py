@@ -69,6 +69,7 @@ def run(
         for rank, log in enumerate(logs):
             with log.open("wb") as sink:
                 env = os.environ | _place(rank, ranks, port) | {OUT: str(out)}
+                env["XDG_CACHE_HOME"] = folder  # what was once measured is not remembered
                 command = [sys.executable, script, *words]
                 workers.append(psutil.Popen(command, env=env, stdout=sink, stderr=sink))
         try:

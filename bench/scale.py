@@ -23,12 +23,12 @@ from bench.figures import Sheet, Spread, keep, show
 KINDS: dict[str, dict[str, Any]] = {
     "fedavg": {
         "model": {"name": "bench_cnn"},
-        "clients": {"views": 1, "keep_models": False, "max_norm": 1e6, "lr": 0.01},
+        "clients": {"views": 1, "width": 1, "keep_models": False, "max_norm": 1e6, "lr": 0.01},
         "algorithm": {"name": "fedavg"},
     },
     "v14": {
         "model": {"name": "small_cnn"},
-        "clients": {"views": 2, "store": "disk"},
+        "clients": {"views": 2, "width": 8, "store": "disk"},
         "algorithm": {"name": "v14"},
     },
 }
@@ -51,7 +51,9 @@ def configuration(case: Case, given: argparse.Namespace) -> Any:
     never, kind, samples = 1_000_000, case.kind.partition(",")[0], max(given.clients) * given.batch
     synthetic = {"samples": samples, "test_samples": 10, **IMAGES[kind]}
     clients = {"count": case.clients, "local_epochs": 1, "batch_size": given.batch}
-    clients |= {"width": given.width, **KINDS[case.kind]["clients"]}
+    clients |= KINDS[case.kind]["clients"]
+    if given.width:
+        clients["width"] = given.width
     if case.kind.endswith("part"):
         clients["per_round"] = max(1, case.clients // 10)
     return RunConfig.of(
@@ -166,7 +168,7 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=[2])
     parser.add_argument("--batch", type=int, default=8, help="and samples of the smallest clients")
     parser.add_argument("--rounds", type=int, default=2, help="measured, after a first one")
-    parser.add_argument("--width", default="auto")
+    parser.add_argument("--width", default="", help="instead of each kind's own; may be auto")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds of a case")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/scale.json"))
