@@ -70,9 +70,6 @@ def acts(here: Any, clients: int) -> tuple[dict[str, Callable[[], Any]], dict[st
     for name, count in SIZES.items():
         models = [torch.randn(count) for _ in range(clients)]
 
-        def exact(models: list[Any] = models) -> None:
-            engine.average(comm, models, share, models[0])
-
         def plain(models: list[Any] = models) -> None:
             total = torch.zeros_like(models[0])
             for model in models:
@@ -81,6 +78,7 @@ def acts(here: Any, clients: int) -> tuple[dict[str, Callable[[], Any]], dict[st
                 dist.all_reduce(total)
 
         whole = torch.zeros(count, dtype=torch.int64)
+        exact = engine.averager(comm, clients, count)
         made |= {f"average, {name}": exact, f"floats, {name}": plain}
         size |= {f"average, {name}": 8 * count, f"floats, {name}": 4 * count}
         if comm.size > 1:

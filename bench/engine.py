@@ -21,11 +21,12 @@ from data_shards.manifest import Manifest
 from fedcore.batch import Batch
 from fedcore.checkpoint_writer import Checkpoints
 from fedcore.clients.group import ClientGroup, Order
+from fedcore.clients.state import ClientState
 from fedcore.clients.step import Targets
 from fedcore.clients.store import on_device
 from fedcore.config import RunConfig
 from fedcore.federation import Federation
-from fedcore.server.average import average_models
+from fedcore.server.average import ModelFold
 from fedcore.server.comm import Comm
 from fedcore.telemetry.telemetry import Telemetry
 from launcher import build, prepare
@@ -202,7 +203,15 @@ def trainer(
     return group, train
 
 
-def average(comm: Comm, models: Sequence[Tensor], weight: float, like: Tensor) -> Tensor:
-    """Our exact mean over all ranks of flat models [size] that weigh `weight` each."""
-    parts = [({"flat": model}, weight) for model in models]
-    return average_models(comm, parts, {"flat": like})["flat"]
+def averager(comm: Comm, clients: int, size: int) -> Callable[[], Tensor]:
+    """What a round does with the models [size] of so many clients of each rank: each is added up
+    exactly once it is through, then one integer sum over all ranks, turned back. Collective."""
+    one = ClientState.start({"flat": torch.randn(size)}, {}, torch.zeros(1, 2))
+    part, ids = one.take(torch.zeros(clients, dtype=torch.int64)), list(range(clients))
+
+    def average() -> Tensor:
+        fold = ModelFold(one, dict.fromkeys(ids, 1 / (clients * comm.size)))
+        fold.add(ids, part)
+        return fold.models_mean(comm.sum(fold.total), 1.0)["flat"]
+
+    return average
