@@ -14,7 +14,7 @@ ROOT       := $(filter 0,$(shell id -u))
 DESELECT   := not gpu and not slurm$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check long law procs cluster chaos golden golden-update gpu format bench bench-lm bench-scrape bench-checkpoint bench-loader dash clean
+.PHONY: help setup run smoke test check long law procs cluster chaos golden golden-update gpu format bench bench-accuracy bench-scale bench-gpu bench-lm bench-scrape bench-checkpoint bench-loader dash clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -74,8 +74,26 @@ format: $(READY) ## format and mend what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY) ## v14 against v4, fedavg and central training, three seeds each
+bench: $(READY) ## rounds, lanes, collectives, loading, evaluation, many clients: under 10 minutes, into docs/numbers.md
+	PYTHONPATH=. $(BIN)/python bench/round.py --variants auto --blocks 5
+	PYTHONPATH=. $(BIN)/python bench/step.py --blocks 3
+	PYTHONPATH=. $(BIN)/python bench/overheads.py --blocks 3
+	PYTHONPATH=. $(BIN)/python bench/lanes.py --batches 8 32 --widths 1 2 4 8 --blocks 3 --samples 512
+	PYTHONPATH=. $(BIN)/python bench/collectives.py --ranks 1 2 4 --repeats 5
+	PYTHONPATH=. $(BIN)/python bench/loader.py --samples 5000 --blocks 3
+	PYTHONPATH=. $(BIN)/python bench/evaluate.py --repeats 5
+	PYTHONPATH=. $(BIN)/python bench/scale.py --kinds fedavg v14 --clients 10 100 1000 --rounds 1
+	PYTHONPATH=. $(BIN)/python bench/write_numbers.py --take
+
+bench-accuracy: $(READY) ## v14 against v4, fedavg and central training, three seeds each
 	$(BIN)/python bench/baselines.py
+
+bench-scale: $(READY) ## the same samples over 100 ... 10,000 clients on 1 ... 8 ranks: time and memory of a round
+	PYTHONPATH=. $(BIN)/python bench/scale.py --clients 100 1000 10000 --ranks 2 --out runs/bench/scale_large.json
+	PYTHONPATH=. $(BIN)/python bench/scale.py --kinds fedavg --clients 1000 --ranks 1 2 4 8 --out runs/bench/scale_ranks.json
+
+bench-gpu: $(READY) ## on one GPU: tests, lanes, a whole run of v14, in under 6 minutes
+	bash bench/gpu.sh
 
 bench-lm: $(READY) ## language models: our step beside a minimal GPT's, ZeRO beside plain DDP
 	PYTHONPATH=. $(BIN)/python bench/lm_step.py

@@ -3,7 +3,7 @@
 Same data, model and number of local epochs; three seeds each (of the partition, the start and every
 draw). Prints a table of test accuracy, mean and standard deviation over seeds, in Markdown.
 
-    .venv/bin/python bench/baselines.py [--seeds 3] [--ranks 2] [--out docs/numbers.md]
+    .venv/bin/python bench/baselines.py [--seeds 3] [--ranks 2] [--out runs/bench/accuracy.md]
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT
         ).stdout.strip()
         head = (
-            f"# Numbers\n\nTest accuracy in %, mean ± standard deviation over {given.seeds} seeds, "
+            f"Test accuracy in %, mean ± standard deviation over {given.seeds} seeds, "
             f"on 1,000 held-out images of `mnist5k`; 16 clients, alpha 0.1. Made by "
             f"`python bench/baselines.py` on {os.cpu_count()} CPU cores ({platform.machine()}), "
             f"commit {commit}.\n\n"

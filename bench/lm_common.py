@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from bench.figures import Spread as Spread
+from bench.figures import keep as keep
+from bench.figures import told as told
 from data_shards.text.read import get_batch
 from fedcore.config import RunConfig
 from fedcore.lm.engine import Engine, Trained
@@ -121,22 +122,6 @@ def card_peak() -> float | None:
     return next((peak for card, peak in CARDS.items() if card in name), None)
 
 
-class Spread(NamedTuple):
-    """Median, least and greatest."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(statistics.median(values), min(values), max(values))
-
-    def told(self, form: str) -> str:
-        """As `median [low..high]`."""
-        return f"{self.median:{form}} [{self.low:{form}}..{self.high:{form}}]"
-
-
 class Ratio(NamedTuple):
     """Of costs measured one after the other; that of processor time is steadier under load."""
 
@@ -172,19 +157,3 @@ def facts(settings: dict[str, Any], device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "settings": {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()},
     }
-
-
-def told(found: dict[str, Any]) -> str:
-    """The line under a table: where and under what load it was measured."""
-    return (
-        f"{found['device']}, {found['cores']} cores ({found['machine']}), {found['threads']} "
-        f"thread(s), load {found['load'][0]:.1f}, torch {found['torch']}, "
-        f"commit {(found['commit'] or 'unknown')[:8]}"
-    )
-
-
-def keep(path: Path, found: dict[str, Any]) -> None:
-    """Written as JSON, and said."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=2, default=str) + "\n")
-    print(f"written: {path}")

@@ -5,7 +5,7 @@ under the one it is compared with. Blocks of steps alternate; the ratio is the m
 neighbouring blocks. Processor time, of this rank's threads, is steadier on a busy machine, but
 knows no waiting. On CUDA the memory is told too that an engine holds between two steps.
 
-    .venv/bin/torchrun --standalone --nproc_per_node=2 bench/lm_engines.py [--engines plain,zero1]
+    PYTHONPATH=. .venv/bin/torchrun --standalone --nproc_per_node=2 bench/lm_engines.py
 """
 
 from __future__ import annotations

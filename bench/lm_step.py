@@ -4,7 +4,7 @@ Variants: ours in GPT-2's setting, the minimal loop of bench/minimal_gpt.py, and
 default (SwiGLU, RMSNorm, RoPE; as information), each eager and compiled. A step is: draw a batch,
 forward, backward, clip, optimiser, schedule. The ratio is the median over neighbouring blocks.
 
-    .venv/bin/python bench/lm_step.py [--threads 2] [--device cuda --precision bf16] [--no-compile]
+    PYTHONPATH=. .venv/bin/python bench/lm_step.py [--device cuda --precision bf16] [--no-compile]
 """
 
 from __future__ import annotations
