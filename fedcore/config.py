@@ -47,9 +47,9 @@ class ClientConfig(Section):
     """Where clients rest between their turns: on the device, in host memory, or in a file that is
     mapped into memory; auto = the first that has room."""
     keep_models: bool = True
-    """Keep each client's model after a round; false = only what the algorithm needs of it, which in
-    averaged mode is nothing: memory is then bounded by the lane. Read-outs of single clients need
-    their models."""
+    """Keep each client's model after a round; false, for algorithms whose clients all start from
+    the averaged model = forget it: memory is then bounded by the lane. Read-outs of single clients
+    need their models."""
     lr: PositiveFloat = 0.05
     """SGD learning rate of the weights and prototypes, at its peak."""
     lr_schedule: str = "constant"

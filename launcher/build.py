@@ -64,7 +64,7 @@ def check_names(config: RunConfig) -> Algorithm:
     check_trackers(config.metrics.trackers)
     SCHEDULES.get(config.clients.lr_schedule, "clients.lr_schedule")
     _check_discarding(config, algorithm)
-    check_readout(algorithm, algorithm.mode != "averaged" or config.clients.keep_models)
+    check_readout(algorithm, config.clients.keep_models)
     return algorithm
 
 

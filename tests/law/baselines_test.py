@@ -11,6 +11,7 @@ from torch.func import functional_call
 
 from fedcore.algorithms import ALGORITHMS
 from fedcore.clients import control
+from fedcore.clients.launch import Eager
 from fedcore.clients.optim import clip_each, sgd
 from fedcore.clients.state import ClientState
 from fedcore.clients.step import Lane, look
@@ -119,6 +120,7 @@ def test_control_variates_and_gradnorm_keep_their_own_memories() -> None:
     group = toy_group("gradnorm", [0], ToyData([20]))
     group.algorithm = replace(group.algorithm, control_variates=True, mode="averaged")
     group.setup = group.setup._replace(algorithm=group.algorithm)
+    group.launch = Eager(group.setup)
     group.state.keep(control.OWN)
     order = toy_order("scaffold", 0, [0])
     group.train(order)

@@ -18,6 +18,7 @@ from data_shards.read import TestSamples
 from fedcore import evaluate
 from fedcore.clients.assign import balance
 from fedcore.clients.group import ClientGroup
+from fedcore.clients.store import Store
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
 from fedcore.evaluate import Evaluator
@@ -74,7 +75,7 @@ def trained(name: str, width: int) -> tuple[ClientGroup, dict[str, Tensor]]:
     alone = toy_group(name, clients, ToyData(SIZES))
     alone.train(toy_order(name, 0, clients))
     group = toy_group(name, clients, ToyData(SIZES), width=width)
-    group.state = alone.state
+    group.store = Store(alone.state, group.device)
     like = dict(group.model.named_parameters()) | dict(group.model.named_buffers())
     models = [(models_of(group, k), SHARES[k]) for k in clients]
     return group, average_models(LocalComm(), models, like)
@@ -279,7 +280,8 @@ def test_a_readout_of_models_that_are_not_kept_is_refused() -> None:
         check_names(RunConfig.of({"algorithm": algorithm, "clients": {"keep_models": False}}))
 
     names(name="fedavg")
-    names(name="v14")  # one-shot: it needs them itself
+    with pytest.raises(ConfigError, match=r"clients\.keep_models: .*v14 needs .*store=disk"):
+        names(name="v14")
     with pytest.raises(ConfigError, match=r"clients\.keep_models: .*=iffi .*Try .*=averaged"):
         names(name="fedavg", readout="iffi")
     with pytest.raises(ConfigError, match=r"algorithm\.readout: got 'ifi'.*Try iffi"):
