@@ -71,7 +71,9 @@ class Pixels:
         parameters: of each view, [K*V*B, 11] on the device; None: all are plain.
         """
         k, b, *stored = images.shape
-        flat = images[:, None].expand(k, number, b, *stored).reshape(-1, *stored)
+        flat = images.view(-1, *stored)
+        if number > 1:  # views of an image are changed on their own
+            flat = images[:, None].expand(k, number, b, *stored).reshape(-1, *stored)
         found = self.plain(flat) if parameters is None else self._drawn(flat, parameters)
         return found.view(k, number, b, *self.shape)
 

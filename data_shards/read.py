@@ -74,6 +74,7 @@ class ShardedData:
         self._kept_back = {  # rows: held out, trained on
             k: kept_back(part.samples, held_out, seed, k) for k, part in self._parts.items()
         }
+        self._trained = {k: len(rows) for k, (_, rows) in self._kept_back.items()}
 
     def samples(self, client: int) -> int:
         """How many samples that client holds."""
@@ -89,7 +90,7 @@ class ShardedData:
 
     def trained(self, client: int) -> int:
         """Samples of one local epoch: all that are not held out."""
-        return len(self._kept_back[client][1])
+        return self._trained[client]
 
     def ahead(self, clients: Sequence[int], round: int, epoch: int) -> None:
         """Begin to read that epoch, which comes soon; what was announced before and did not come

@@ -191,6 +191,8 @@ def filled(rows: Tensor, size: int) -> Tensor:
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
     """To the device, without waiting for it."""
+    if values.device == device:
+        return values
     return ready(values, device).to(device, non_blocking=True)
 
 
