@@ -102,6 +102,7 @@ class ClientGroup:
         self.label_counts = counts.to(self.device)  # [K, C]
         self.within: Within | None = None  # of the round that is under way
         self.fold: Fold | None = None  # of its models, if they are averaged
+        self._upcoming: list[int] = []  # rows of the next lane
         self._start: tuple[int, ClientState] | None = None  # of which round, and what it gave
 
     def _stack(self, counts: list[Tensor]) -> Tensor:
@@ -244,8 +245,9 @@ class ClientGroup:
             return None
         rows = self._popped(queue)
         part = self.store.take(torch.tensor(rows))
-        if queue:
-            self._announce(queue[0][: self.room.width], order)
+        self._upcoming = queue[0][: self.room.width] if queue else []
+        if self._upcoming:
+            self.store.ahead(torch.tensor(self._upcoming))
         work.lanes.append(LaneRound(rows, self._begun(part, order)))
         return work.lanes[0]
 
@@ -256,10 +258,12 @@ class ClientGroup:
             queue.appendleft(rest)
         return rows[: self.room.width]
 
-    def _announce(self, rows: list[int], order: Order) -> None:
-        """These clients will be next: what is far away is fetched meanwhile."""
-        self.store.ahead(torch.tensor(rows))
-        self.data.ahead([self.clients[i] for i in rows], order.round, 0)
+    def _announce(self, lane: LaneRound, order: Order) -> None:
+        """The epoch after this one, of the same lane or of the next: it may be read meanwhile."""
+        if lane.epoch + 1 < self.epochs:
+            self.data.ahead(self._ids(lane), order.round, lane.epoch + 1)
+        elif self._upcoming:
+            self.data.ahead([self.clients[i] for i in self._upcoming], order.round, 0)
 
     def _begun(self, part: ClientState, order: Order) -> ClientState:
         """The clients of a lane at the start of the round."""
@@ -353,32 +357,33 @@ class ClientGroup:
         pause: Callable[[], bool],
     ) -> bool:
         """What is left of one local epoch of a lane; False if it paused before the end."""
-        ids, learner = self._ids(lane), self.algorithm.rule.learner
+        ids, first = self._ids(lane), lane.step
         sizes = [self.data.trained(k) for k in ids]
-        horizon = learner.horizon if isinstance(learner, Hypergradient) else 0
-        batches = self.data.epoch(ids, order.round, lane.epoch, lane.step)
-        for number, batch in enumerate(batches, lane.step):
+        for number, batch in enumerate(self.data.epoch(ids, order.round, lane.epoch, first), first):
             if pause():
                 return False
+            if number == first:
+                self._announce(lane, order)
             working, rows = batch.labels.shape  # the others' epoch is over
-            held_out = None
-            if horizon and number % horizon == 0:
-                learn.begin_window(lane.part)
-            if horizon and (number + 1) % horizon == 0:
-                held_out = self.data.held_out(ids[:working], order.round, lane.epoch, number)
-            step = self.launch(
-                lane.part.first(working),
-                batch,
-                fixed.first(working),
-                order.targets,
-                at,
-                held_out,
-            )
+            held_out = self._held_out(lane, ids[:working], order)
+            part, own = lane.part.first(working), fixed.first(working)
+            step = self.launch(part, batch, own, order.targets, at, held_out)
             lane.totals = lane.totals if number else Totals()
             lane.totals.add(step)
             lane.step = number + 1
             tick(sum(min(rows, max(0, n - number * rows)) for n in sizes[:working]))
         return True
+
+    def _held_out(self, lane: LaneRound, ids: list[int], order: Order) -> Batch | None:
+        """What a hypergradient looks at after the lane's next step, if that ends a window."""
+        learner = self.algorithm.rule.learner
+        if not isinstance(learner, Hypergradient):
+            return None
+        if lane.step % learner.horizon == 0:
+            learn.begin_window(lane.part)
+        if (lane.step + 1) % learner.horizon:
+            return None
+        return self.data.held_out(ids, order.round, lane.epoch, lane.step)
 
     @torch.no_grad()
     def _mean_features(
