@@ -7,6 +7,7 @@ of the engine is called another way.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -39,8 +40,11 @@ NEVER = 1_000_000  # rounds
 
 
 def join(config: RunConfig) -> World:
-    """The world of this process."""
-    return join_world(config, lambda error: os._exit(5))
+    """The world of this process, with its device set up as a run's; it ends when it is told to."""
+    here = join_world(config, lambda error: os._exit(5))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return here
 
 
 def stored(config: RunConfig, here: World) -> None:

@@ -33,8 +33,8 @@ fi
 # a limit on each part, and the others are made even if one fails or runs out of time; the last part
 # is the shortest to lose
 failed=0
-timeout 120 "$python" bench/lanes.py "${lanes[@]}" --out "$out/gpu_lanes.json" || failed=1
-timeout 130 "$python" bench/whole.py "${whole[@]}" --out "$out/gpu_whole.json" || failed=1
-timeout 100 "$python" -m pytest tests/gpu -m gpu -p no:cacheprovider \
+timeout -k 10 120 "$python" bench/lanes.py "${lanes[@]}" --out "$out/gpu_lanes.json" || failed=1
+timeout -k 10 130 "$python" bench/whole.py "${whole[@]}" --out "$out/gpu_whole.json" || failed=1
+timeout -k 10 100 "$python" -m pytest tests/gpu -m gpu -p no:cacheprovider \
     ${tests[@]+"${tests[@]}"} || failed=1
 exit "$failed"

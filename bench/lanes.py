@@ -188,8 +188,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/lanes.json"))
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    device = torch.device(given.device)
+    device = engine.join(RunConfig.of({"device": given.device})).device
     found = facts(vars(given), device)
     found |= {"card_peak": card_peak() if device.type == "cuda" else None, "cases": {}}
     for model in given.models:

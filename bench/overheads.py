@@ -146,7 +146,7 @@ def main() -> None:
     if ranks.is_rank():
         worker(given)
         return
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as store:
+    with ranks.scratch() as store:
         named = [(f"--{name}", str(getattr(given, name))) for name in ("blocks", "rounds", "ranks")]
         words = [*itertools.chain(*named), "--store", store]
         found = ranks.run(__file__, words, given.ranks).found

@@ -48,6 +48,13 @@ def is_rank() -> bool:
     return "RANK" in os.environ
 
 
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder for shards and checkpoints, where git does not look and there is room."""
+    below = Path("runs/bench").resolve()
+    below.mkdir(parents=True, exist_ok=True)
+    return tempfile.TemporaryDirectory(dir=below)
+
+
 def leave(found: Any) -> bool:
     """Hand this rank 0's findings to the process that started it; False if there is none."""
     if OUT not in os.environ:

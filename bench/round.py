@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -149,7 +148,7 @@ def worker(given: argparse.Namespace) -> None:
     from bench import engine
     from bench.lm_common import facts
 
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with ranks.scratch() as folder:
         here = engine.join(configuration(given.cases[0], folder))
         folder = given.store or here.comm.gather_json(folder)[0]
         found = facts(vars(given), torch.device("cpu"))
@@ -238,7 +237,7 @@ def main() -> None:
     if ranks.is_rank():
         worker(given)
         return
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as store:
+    with ranks.scratch() as store:
         words = ["--cases", *given.cases, "--variants", *given.variants, "--store", store]
         for name in ("blocks", "rounds", "ranks"):
             words += [f"--{name}", str(getattr(given, name))]

@@ -179,7 +179,7 @@ def main() -> None:
         worker(given)
         return
     cases = [Case(k, n, r) for k in given.kinds for r in given.ranks for n in given.clients]
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as given.store:
+    with ranks.scratch() as given.store:
         found = measured(cases, given)
     show(found)
 

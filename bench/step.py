@@ -1,6 +1,6 @@
 """v14's step beside a bare forward and backward pass of the same views and losses, in one run.
 
-    PYTHONPATH=. .venv/bin/python bench/step.py [--blocks 9] [--steps 20]
+    PYTHONPATH=. .venv/bin/python bench/step.py [--blocks 9] [--steps 32]
 
 Ours trains one client for a round of `steps` steps, upload included, on views that lie ready. The
 loops are those of bench/bare.py: the same model as a plain module, the four base losses and the
@@ -123,12 +123,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--blocks", type=int, default=9, help="of each")
-    parser.add_argument("--steps", type=int, default=20, help="in a block")
+    parser.add_argument("--steps", type=int, default=32, help="in a block: of a round, as usual")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/step.json"))
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    device = torch.device(given.device)
+    device = engine.join(RunConfig.of({"device": given.device})).device
     found = facts(vars(given), device)
     found["cases"] = {
         f"{name}, channels {'last' if last else 'first'}": measured(case, given, device, last)

@@ -14,11 +14,11 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from bench import ranks
 from bench.figures import Sheet, keep, show
 
 PUBLISHED = 100  # epochs: ten rounds of ten
@@ -55,7 +55,7 @@ def words(given: argparse.Namespace, folder: str) -> list[str]:
 
 def run(given: argparse.Namespace) -> dict[str, Any]:
     """The summary of the run, and the seconds from start to end."""
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with ranks.scratch() as folder:
         command = [sys.executable, "launcher/main.py", *words(given, folder)]
         began = time.perf_counter()
         subprocess.run(command, check=True, env=os.environ)
