@@ -75,7 +75,7 @@ format: $(READY) ## format and mend what ruff can
 	$(BIN)/ruff check --fix .
 
 bench: $(READY) ## rounds, lanes, collectives, loading, evaluation, many clients: under 10 minutes, into docs/numbers.md
-	PYTHONPATH=. $(BIN)/python bench/round.py --variants auto --blocks 5
+	PYTHONPATH=. $(BIN)/python bench/round.py --variants auto --blocks 4
 	PYTHONPATH=. $(BIN)/python bench/step.py --blocks 3
 	PYTHONPATH=. $(BIN)/python bench/overheads.py --blocks 3
 	PYTHONPATH=. $(BIN)/python bench/lanes.py --batches 8 32 --widths 1 2 4 8 --blocks 3 --samples 512

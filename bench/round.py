@@ -119,7 +119,7 @@ def speed(case: str, here: Any, folder: str, given: argparse.Namespace) -> dict[
 
 
 def alone(given: argparse.Namespace) -> None:
-    """One rank of three rounds of one side, watched from outside; a bare one without fedcore."""
+    """One rank of two rounds of one side, watched from outside; a bare one without fedcore."""
     side, case = given.alone, given.cases[0]
     if side in VARIANTS or side == JOINED:
         from bench import engine
@@ -134,7 +134,7 @@ def alone(given: argparse.Namespace) -> None:
         dist.init_process_group("gloo")
         rank, size = dist.get_rank(), dist.get_world_size()
         act = bare(case, rank, size, BARE[side]) if side in BARE else None
-    for _ in range(3 if act else 0):
+    for _ in range(2 if act else 0):
         act()
     time.sleep(0.5)  # long enough to be seen
     ranks.leave({})
