@@ -240,7 +240,7 @@ class Federation:
             return None
         fold = ModelFold(start, self._shares(order.participants))
         if self._folded is not None:
-            fold.total += self._folded.sum(0).to(fold.total.device)
+            fold.go_on_from(self._folded.sum(0))
             self._folded = None
         return fold
 

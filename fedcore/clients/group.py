@@ -244,10 +244,11 @@ class ClientGroup:
         if not queue:
             return None
         rows = self._popped(queue)
-        part = self.store.take(torch.tensor(rows))
+        own = self.algorithm.mode != "averaged"  # they begin from their own models
+        part = self.store.take(torch.tensor(rows), own)
         self._upcoming = queue[0][: self.room.width] if queue else []
         if self._upcoming:
-            self.store.ahead(torch.tensor(self._upcoming))
+            self.store.ahead(torch.tensor(self._upcoming), own)
         work.lanes.append(LaneRound(rows, self._begun(part, order)))
         return work.lanes[0]
 

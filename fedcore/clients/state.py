@@ -18,6 +18,14 @@ def sent(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device, non_blocking=True)
 
 
+def _copied(values: Tensor, rows: list[int]) -> Tensor:
+    """Those rows; one by one, which on a CPU is several times faster than to index them."""
+    out = values.new_empty(len(rows), *values.shape[1:])
+    for mine, row in zip(out, rows, strict=True):
+        mine.copy_(values[row])
+    return out
+
+
 MEMORY = "memory"
 LOG_VAR_MEMORY = "log_var_memory"
 
@@ -101,8 +109,7 @@ class ClientState:
 
     def without_model(self) -> ClientState:
         """The same clients, of whom no model is kept."""
-        nothing = self.weights[:, :0].clone()
-        return replace(self, weights=nothing, buffers={})
+        return replace(self, weights=self.weights[:, :0], buffers={})
 
     def take_model(self, one: ClientState) -> None:
         """Every client's model becomes a copy of that of a single one."""
@@ -114,8 +121,12 @@ class ClientState:
         """A single client so many times, without a copy."""
         return self.each(lambda x: x.expand(clients, *x.shape[1:]))
 
-    def take(self, rows: Tensor) -> ClientState:
-        """The clients at these rows, copied."""
+    def take(self, rows: Tensor, model: bool = True) -> ClientState:
+        """The clients at these rows, copied; model: with their models."""
+        if not model:
+            return self.without_model().take(rows)
+        if self.log_var.device.type == "cpu":
+            return self.each(lambda x: _copied(x, rows.tolist()))
         here = sent(rows, self.log_var.device)
         return self.each(lambda x: x.index_select(0, here))
 
@@ -127,8 +138,13 @@ class ClientState:
         """Write these clients back: what is held here of each."""
         theirs, here = part.leaves(), sent(rows, self.log_var.device)
         for name, mine in self.leaves().items():
-            if name in theirs and mine.shape[1:] == theirs[name].shape[1:]:
-                mine.index_copy_(0, here, theirs[name].to(mine.device))
+            if name not in theirs or mine.shape[1:] != theirs[name].shape[1:]:
+                continue
+            if mine.device.type == "cpu":
+                for row, values in zip(rows.tolist(), theirs[name], strict=True):
+                    mine[row].copy_(values)
+            else:
+                mine.index_copy_(0, here, theirs[name])
 
     def leaves(self) -> Tensors:
         """The tensors that hold all of it, by name."""

@@ -21,6 +21,7 @@ from fedcore.clients.state import ClientState, sent
 from fedcore.errors import StorageError
 
 Home = Literal["device", "memory", "disk"]
+Asked = tuple[list[int], bool]  # rows; with models
 
 
 class Store:
@@ -34,12 +35,12 @@ class Store:
         """All of the clients, with everything that was put back."""
         return self._state
 
-    def ahead(self, rows: Tensor) -> None:
+    def ahead(self, rows: Tensor, model: bool = True) -> None:
         """These will be taken next."""
 
-    def take(self, rows: Tensor) -> ClientState:
-        """The clients at these rows, copied to the device."""
-        return self._state.take(rows)
+    def take(self, rows: Tensor, model: bool = True) -> ClientState:
+        """The clients at these rows, copied to the device; model: with their models."""
+        return self._state.take(rows, model)
 
     def put(self, rows: Tensor, part: ClientState) -> None:
         """Write these clients back."""
@@ -69,7 +70,7 @@ class Away(Store):
         self._forget = forget  # what was read or written may leave this process's memory
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")  # one: in order
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._next: tuple[list[int], Future[ClientState]] | None = None
+        self._next: tuple[Asked, Future[ClientState]] | None = None
         self._puts: list[Future[None]] = []
 
     @property
@@ -78,16 +79,16 @@ class Away(Store):
         self._settle(0)
         return self._state
 
-    def ahead(self, rows: Tensor) -> None:
+    def ahead(self, rows: Tensor, model: bool = True) -> None:
         """Begin to fetch these."""
-        self._next = (rows.tolist(), self._thread.submit(self._fetch, rows))
+        self._next = (rows.tolist(), model), self._thread.submit(self._fetch, rows, model)
 
-    def take(self, rows: Tensor) -> ClientState:
+    def take(self, rows: Tensor, model: bool = True) -> ClientState:
         """The clients at these rows, on the device; fetched already if they were announced."""
-        known, self._next = self._next, None
-        if known is None or known[0] != rows.tolist():
-            known = (rows.tolist(), self._thread.submit(self._fetch, rows))
-        part = known[1].result()
+        if self._next is None or self._next[0] != (rows.tolist(), model):
+            self.ahead(rows, model)
+        assert self._next is not None
+        part, self._next = self._next[1].result(), None
         if self._stream is None:
             return part
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
@@ -114,8 +115,8 @@ class Away(Store):
         values.record_stream(torch.cuda.current_stream(self.device))
         return values
 
-    def _fetch(self, rows: Tensor) -> ClientState:
-        part = self._state.take(rows)
+    def _fetch(self, rows: Tensor, model: bool) -> ClientState:
+        part = self._state.take(rows, model)
         if self._stream is not None:
             with torch.cuda.stream(self._stream):
                 part = part.each(lambda x: sent(x, self.device))

@@ -1,8 +1,8 @@
 """The weighted mean of models over all ranks, with the same bits on any number of them.
 
 `ModelFold` adds models up as they come, on a scale that is known before the round; `average_models`
-takes models that are all there. Both need 8 bytes a number beside the models, and 16 while the sum
-is turned back into floats.
+takes models that are all there. Both need 16 bytes a number beside the models, and 16 more while
+the sum is turned back into floats.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedcore.clients.readings import largest
 from fedcore.clients.state import ClientState
 from fedcore.server.comm import Comm
-from fedcore.server.exact import ExactSum
+from fedcore.server.exact import ExactRow, ExactSum
 
 Tensors = Mapping[str, Tensor]
 
@@ -23,12 +23,13 @@ Tensors = Mapping[str, Tensor]
 HEADROOM = 1024.0
 """How many times larger than the largest number of the common start one may become in a round."""
 
-COUNTS = 2.0**40
+COUNTS = 2.0**36
 """Integers of a model, such as a batch norm's number of batches, stay below this."""
 
 
 class ModelFold:
-    """sum_k share_k model_k of a round, lane by lane: integers, so that any order gives the same.
+    """sum_k share_k model_k of a round, lane by lane: whole numbers, so that any order gives the
+    same.
 
     shares: of every client of the round, summing to 1. All ranks have the same `start`, one model
     from which all clients of the round begin, and with it the same scale: no rank needs to know
@@ -37,44 +38,54 @@ class ModelFold:
 
     def __init__(self, start: ClientState, shares: Mapping[int, float]) -> None:
         self.shares, self.like = shares, start
-        device = start.log_var.device
         self.limit = HEADROOM * largest(start)[0]  # []
-        floats = start.weights.shape[1] + sum(v.numel() for v in self._buffers(start, True))
-        counts = sum(v.numel() for v in self._buffers(start, False))
-        self.total = torch.zeros(floats + counts, dtype=torch.int64, device=device)
-        self._floats = ExactSum(floats, self.limit, device, self.total[:floats])
-        self._counts = ExactSum(counts, COUNTS, device, self.total[floats:])
-
-    @staticmethod
-    def _buffers(state: ClientState, floating: bool) -> list[Tensor]:
-        return [v for v in state.buffers.values() if v.is_floating_point() == floating]
+        self._numbers = ExactRow(sum(v.numel() for v in _numbers(start, 0)), self.limit)
+        most = torch.full_like(self.limit, COUNTS)
+        self._counts = ExactRow(sum(v.numel() for v in _counts(start, 0)), most)
+        self._before: Tensor | None = None
 
     def add(self, clients: Sequence[int], part: ClientState) -> None:
         """These clients are through."""
         for row, client in enumerate(clients):  # one at a time: a row in float64 is large
-            for exact, values in (
-                (self._floats, [part.weights, *self._buffers(part, True)]),
-                (self._counts, self._buffers(part, False)),
-            ):
-                at = 0
-                for each in values:
-                    exact.add(each[row], self.shares[client], at)
-                    at += each[row].numel()
+            self._numbers.add(_numbers(part, row), self.shares[client])
+            self._counts.add(_counts(part, row), self.shares[client])
+
+    def go_on_from(self, total: Tensor) -> None:
+        """Begin with what was in `total` before a stop."""
+        self._before = total
+
+    @property
+    def total(self) -> Tensor:
+        """All that was added, in integers [n], to be summed over ranks."""
+        total = torch.cat([self._numbers.total, self._counts.total])
+        return total if self._before is None else total + self._before.to(total.device)
 
     def models_mean(self, total: Tensor, share: float) -> dict[str, Tensor]:
         """The mean of those models that are in `total`, of clients whose shares sum to `share`."""
-        state, cut = self.like.take(torch.zeros(1, dtype=torch.int64)), len(self._floats.total)
-        parts = (
-            (self._floats.value(total[:cut]), [state.weights, *self._buffers(state, True)]),
-            (self._counts.value(total[cut:]), self._buffers(state, False)),
-        )
-        for found, targets in parts:
-            mean = found / share
+        state = self.like.take(torch.zeros(1, dtype=torch.int64))
+        numbers, counts = _numbers(state, 0), _counts(state, 0)
+        cut = sum(v.numel() for v in numbers)
+        for exact, part, targets in (
+            (self._numbers, total[:cut], numbers),
+            (self._counts, total[cut:], counts),
+        ):
+            mean = exact.value(part) / share
             pieces = torch.split(mean, [target.numel() for target in targets])
             for target, piece in zip(targets, pieces, strict=True):
                 shaped = piece.view(target.shape)
                 target.copy_(shaped if target.is_floating_point() else shaped.round())
         return {name: value[0] for name, value in state.model_tensors().items()}
+
+
+def _numbers(state: ClientState, row: int) -> list[Tensor]:
+    """A client's parameters and batch statistics; views."""
+    floats = [v[row] for v in state.buffers.values() if v.is_floating_point()]
+    return [state.weights[row], *floats]
+
+
+def _counts(state: ClientState, row: int) -> list[Tensor]:
+    """A client's integers; views."""
+    return [v[row] for v in state.buffers.values() if not v.is_floating_point()]
 
 
 def average_models(

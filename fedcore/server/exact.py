@@ -9,36 +9,22 @@ largest magnitude per client, far below float32.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 BITS = 61  # sums stay below 2^61 in magnitude: head-room for rounding
+FLOAT_BITS = 52  # of whole numbers held in float64, which is exact up to 2^53
 
 
 class ExactSum:
-    """Accumulates sum_k w_k x_k, for w_k >= 0 with sum_k w_k <= 1 and |x_k| <= bound.
+    """Accumulates sum_k w_k x_k, for w_k >= 0 with sum_k w_k <= 1 and |x_k| <= bound."""
 
-    bound: a number, or a tensor [] on the device, which is then not waited for. total: int64 [size]
-    to add to, a part of a larger message; of its own if none is given.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        bound: float | Tensor,
-        device: torch.device,
-        total: Tensor | None = None,
-    ) -> None:
-        self.scale: float | Tensor
-        if isinstance(bound, Tensor):
-            exponent = torch.frexp(bound.double().clamp(min=1e-30)).exponent
-            one = torch.ones((), dtype=torch.float64, device=device)
-            self.scale = torch.ldexp(one, BITS - exponent)
-        else:
-            self.scale = math.ldexp(1.0, BITS - math.frexp(max(bound, 1e-30))[1])
-        fresh = torch.zeros(size, dtype=torch.int64, device=device)
-        self.total = fresh if total is None else total
+    def __init__(self, size: int, bound: float, device: torch.device) -> None:
+        exponent = math.frexp(max(bound, 1e-30))[1]  # bound < 2^exponent
+        self.scale = math.ldexp(1.0, BITS - exponent)
+        self.total = torch.zeros(size, dtype=torch.int64, device=device)
 
     def add(self, values: Tensor, weight: Tensor | float, at: int = 0) -> None:
         """Add weight * values (flattened) at offset `at`. `weight` broadcasts against `values`."""
@@ -53,6 +39,37 @@ class ExactSum:
         factors = (weights * self.scale).view(-1, *[1] * (values.dim() - 1))
         scaled = (values * factors).round_().to(torch.int64).flatten(1)
         self.total[at : at + scaled.shape[1]] += scaled[0] if len(scaled) == 1 else scaled.sum(0)
+
+    def value(self, total: Tensor) -> Tensor:
+        """The float64 sum that the (reduced) integers `total` stand for."""
+        return total.to(torch.float64) / self.scale
+
+
+class ExactRow:
+    """The same for rows that are added one after another: whole numbers, but held in float64.
+
+    That is exact up to 2^53, and takes a third of the time: CPUs convert slowly to int64. The
+    rounding error is 2^-52 of the bound instead of 2^-61. bound [] lies on the device and is not
+    waited for.
+    """
+
+    def __init__(self, size: int, bound: Tensor) -> None:
+        exponent = torch.frexp(bound.double().clamp(min=1e-30)).exponent
+        self.scale = torch.ldexp(torch.ones_like(bound, dtype=torch.float64), FLOAT_BITS - exponent)
+        self._total = torch.zeros(size, dtype=torch.float64, device=bound.device)
+        self._room = torch.empty_like(self._total)
+
+    def add(self, values: Sequence[Tensor], weight: float) -> None:
+        """Add weight times all of `values`, flattened and one behind the other."""
+        pieces = torch.split(self._room, [part.numel() for part in values])
+        for piece, part in zip(pieces, values, strict=True):
+            piece.copy_(part.reshape(-1))
+        self._total += self._room.mul_(weight * self.scale).round_()
+
+    @property
+    def total(self) -> Tensor:
+        """The whole numbers as int64, to be summed over ranks."""
+        return self._total.to(torch.int64)
 
     def value(self, total: Tensor) -> Tensor:
         """The float64 sum that the (reduced) integers `total` stand for."""
