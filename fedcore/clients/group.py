@@ -271,8 +271,6 @@ class ClientGroup:
         start = self.start_of(order)
         if start is not None:
             part.take_model(start)
-        if not self.hyper.carry_momentum:
-            part.forget_momentum()
         if self.algorithm.control_variates:
             control.begin_round(part)
         return part

@@ -135,6 +135,8 @@ class Graphed(Eager):
     def adopt(self, part: ClientState) -> ClientState:
         if self._off or part is self._part:
             return part
+        if not part.memory:
+            part.forget_momentum()  # which otherwise the first step makes
         if self._part is None:
             self._part = part.each(torch.clone)
             return self._part

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedcore.clients.layout import Tensors
 from fedcore.clients.state import LOG_VAR_MEMORY, MEMORY, ClientState
 from fedcore.objective.weighting import LOG_VAR_LIMIT
 from fedcore.schedule import Progress, Schedule
@@ -37,6 +38,8 @@ def clip_each(grads: Tensor, pull: Tensor | None, max_norm: float) -> tuple[Tens
     if pull is not None:
         norm = (norm.square() + pull.double().square().sum(1)).sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1)
+    if scale.device.type == "cpu" and bool((scale == 1).all()):
+        return scale, norm  # on a CPU to look is cheaper than to multiply by one
     grads.mul_(scale.to(grads.dtype)[:, None])
     if pull is not None:
         pull.copy_(pull * scale[:, None])
@@ -61,17 +64,25 @@ def sgd(
     grads [K, P] is used up; fixed: parameters that stay. Log-variances (pull [K, 2]; None = nothing
     moves them) have their own rate, no decay, and stay within LOG_VAR_LIMIT.
     """
-    memory = state.flat[MEMORY]
     if hyper.weight_decay:
         grads.add_(state.weights, alpha=hyper.weight_decay)
         for name in fixed:
             state.layout.views(grads)[name].zero_()
-    memory.mul_(hyper.momentum).add_(grads)
+    memory = remembered(state.flat, MEMORY, grads, hyper.momentum)
     subtract(state.weights, memory, hyper.lr * hyper.lr_schedule(at))
     if pull is not None:
-        own = state.kept[LOG_VAR_MEMORY].mul_(hyper.momentum).add_(pull)
+        own = remembered(state.kept, LOG_VAR_MEMORY, pull, hyper.momentum)
         state.log_var.sub_(hyper.lr_log_var * own).clamp_(-LOG_VAR_LIMIT, LOG_VAR_LIMIT)
     state.steps.add_(1)
+
+
+def remembered(held: Tensors, name: str, grads: Tensor, momentum: float) -> Tensor:
+    """m <- mu m + g under that name; a memory that is not there yet is 0, and becomes g itself."""
+    if name not in held:
+        held[name] = grads
+    else:
+        held[name].mul_(momentum).add_(grads)
+    return held[name]
 
 
 def subtract(values: Tensor, other: Tensor, rate: Tensor) -> None:

@@ -74,7 +74,10 @@ class ClientState:
         """Views of the optimiser memory, keyed like `params` plus "log_var"; mostly none."""
         if MEMORY not in self.flat:
             return {}
-        return self.layout.views(self.flat[MEMORY]) | {"log_var": self.kept[LOG_VAR_MEMORY]}
+        own = self.layout.views(self.flat[MEMORY])
+        if LOG_VAR_MEMORY in self.kept:
+            own["log_var"] = self.kept[LOG_VAR_MEMORY]
+        return own
 
     def forget_momentum(self) -> None:
         """Start the optimiser memory at zero."""
