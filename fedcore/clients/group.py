@@ -17,7 +17,7 @@ from fedcore.clients.lanes import over_clients
 from fedcore.clients.launch import Eager, Launch, Teller
 from fedcore.clients.layout import Layout, Tensors
 from fedcore.clients.optim import Hyper
-from fedcore.clients.readings import READINGS, Totals
+from fedcore.clients.readings import Totals, readings, record_width
 from fedcore.clients.room import Answer, Room, is_out_of_memory
 from fedcore.clients.state import ClientState, sent
 from fedcore.clients.step import Lane, Setup, Targets, look
@@ -180,6 +180,7 @@ class ClientGroup:
         assert work is not None, "advance comes first"
         rows = (work.done == DONE).nonzero().flatten()
         here = sent(rows, self.device)
+        limit = torch.tensor(torch.inf) if self.fold is None else self.fold.limit
         uploads = work.uploads
         if uploads is None:
             uploads = self.state.params["prototypes"]
@@ -187,13 +188,13 @@ class ClientGroup:
             torch.tensor(self.clients, dtype=torch.int64)[rows],
             uploads[rows.to(uploads.device)].to(self.device),
             self.label_counts[here],
-            work.table[here],
+            readings(work.table[here], self.algorithm, limit),
         )
 
     def nothing_done(self) -> Within:
         """The work of a round in which no client has trained."""
         clients, like = len(self.clients), self.model.prototypes
-        width = len(READINGS) + len(self.algorithm.terms)
+        width = record_width(len(self.algorithm.terms))
         table = like.new_zeros(clients, width, dtype=torch.float64)
         uploads = None
         if self.algorithm.upload == "mean_features" or not self.keeps_models:
@@ -319,8 +320,7 @@ class ClientGroup:
         if self.algorithm.upload == "mean_features":
             upload = self._mean_features(ids, part, fixed, order)
         part.drop("round")
-        limit = torch.tensor(torch.inf) if self.fold is None else self.fold.limit
-        work.finish(lane, lane.totals.readings(part, self.algorithm, limit), upload)
+        work.finish(lane, lane.totals.record(part), upload)
         if self.fold is not None:
             self.fold.add(ids, part)
         self.store.put(rows, part)

@@ -18,6 +18,7 @@ from fedcore.batch import Batch
 from fedcore.clients.room import is_out_of_memory
 from fedcore.clients.state import ClientState
 from fedcore.clients.step import Lane, Setup, StepReadings, Targets, local_step, losses
+from fedcore.clients.swapped import plainly
 from fedcore.objective.learners import Hypergradient
 from fedcore.schedule import Progress
 
@@ -71,7 +72,7 @@ class Compiled(Eager):
     """Forward pass and losses by torch.compile, the rest eagerly."""
 
     def __init__(self, setup: Setup, tell: Teller = print) -> None:
-        super().__init__(setup)
+        super().__init__(setup._replace(call=plainly))
         self._tell, self._losses = tell, torch.compile(losses, dynamic=False)
         self._width: int | None = None  # of the lane that is compiled for; 0 = none
 

@@ -58,20 +58,36 @@ class Totals:
         totals.steps = tensors["steps"].cpu()
         return totals
 
-    def readings(self, state: ClientState, algorithm: Algorithm, limit: Tensor) -> Tensor:
-        """[K, len(READINGS) + n] float64 in the order of READINGS, then the terms.
-
-        limit []: a client with a parameter above it counts as not finite.
-        """
+    def record(self, state: ClientState) -> Tensor:
+        """What `readings` needs of these clients once the round is over: [K, 4 + 2 (6 + n)]."""
         assert self.sums is not None  # a client has at least one step
         assert self.last is not None
-        mean = self.sums / sent(self.steps, self.sums.device)[:, None]
-        _, _, raw, effective, norm, rest = self.last[:, :6].unbind(1)
-        sound = torch.isfinite(mean[:, 0]) & torch.isfinite(mean[:, 1]) & torch.isfinite(norm)
-        sound &= largest(state) <= limit
-        log_variances = algorithm.rule.form.log_variances(state.log_var).double().unbind(1)
-        columns = [mean[:, 0], mean[:, 1], raw, effective, *log_variances, norm, rest]
-        return torch.cat([torch.stack([*columns, sound.double()], 1), mean[:, 6:]], 1)
+        steps = sent(self.steps, self.sums.device)[:, None].double()
+        own = [steps, largest(state)[:, None], state.log_var.double()]
+        return torch.cat([*own, self.sums, self.last], 1)
+
+
+def record_width(terms: int) -> int:
+    """Columns of a record, for so many loss terms."""
+    return 4 + 2 * (6 + terms)
+
+
+def readings(records: Tensor, algorithm: Algorithm, limit: Tensor) -> Tensor:
+    """[K, len(READINGS) + n] float64 in the order of READINGS, then the terms; of records.
+
+    For all clients of a round at once: it is a score of small operations. limit []: a client with a
+    parameter above it counts as not finite.
+    """
+    width = 6 + len(algorithm.terms)
+    steps, largest, log_var = records[:, :1], records[:, 1], records[:, 2:4]
+    sums, last = torch.split(records[:, 4:], width, dim=1)
+    mean = sums / steps
+    _, _, raw, effective, norm, rest = last[:, :6].unbind(1)
+    sound = torch.isfinite(mean[:, 0]) & torch.isfinite(mean[:, 1]) & torch.isfinite(norm)
+    sound &= largest <= limit
+    log_variances = algorithm.rule.form.log_variances(log_var).unbind(1)
+    columns = [mean[:, 0], mean[:, 1], raw, effective, *log_variances, norm, rest, sound.double()]
+    return torch.cat([torch.stack(columns, 1), mean[:, 6:]], 1)
 
 
 def largest(state: ClientState) -> Tensor:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.algorithm import term_name
@@ -18,6 +17,7 @@ from fedcore.clients.lanes import over_clients
 from fedcore.clients.layout import Tensors
 from fedcore.clients.optim import Hyper, clip_each, sgd
 from fedcore.clients.state import ClientState
+from fedcore.clients.swapped import swapped
 from fedcore.models.proto_head import ProtoHead
 from fedcore.objective.learners import Hypergradient
 from fedcore.objective.terms import Term
@@ -42,6 +42,8 @@ class Lane(NamedTuple):
 
     def first(self, clients: int) -> Lane:
         """That of the first clients."""
+        if clients == len(self.anchors):
+            return self
         return Lane(self.label_counts[:clients], self.anchors[:clients])
 
 
@@ -64,6 +66,7 @@ class Setup(NamedTuple):
     algorithm: Algorithm
     hyper: Hyper
     autocast: bool = False  # the forward pass in bfloat16
+    call: Callable[[ProtoHead, Tensors, Tensor], Tensor] = swapped
 
 
 def look(
@@ -75,7 +78,7 @@ def look(
     """
     images = batch.images.flatten(0, 1)  # [V*B, channels, height, width]
     with torch.autocast(images.device.type, torch.bfloat16, enabled=setup.autocast):
-        embedding = functional_call(setup.model, (params, buffers), images)
+        embedding = setup.call(setup.model, params | buffers, images)
     prototypes = params["prototypes"]
     features = F.normalize(embedding.to(prototypes.dtype), dim=1)
     views = batch.images.shape[0]

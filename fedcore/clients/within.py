@@ -59,7 +59,7 @@ class Within:
     """The work of a rank in a round that is not over; K clients."""
 
     done: Tensor  # [K] int64 TO_DO, DONE or LEFT_OUT
-    table: Tensor  # [K, len(READINGS) + n] float64 readings of the clients that are done
+    table: Tensor  # [K, ...] float64 records of the clients that are done
     uploads: Tensor | None  # [K, C, D] what they upload, if it is not a part of the state
     lanes: list[LaneRound] = field(default_factory=list)  # under way
 
@@ -68,12 +68,12 @@ class Within:
         taken = {row for lane in self.lanes for row in lane.rows}
         return [row for row in rows if self.done[row] == TO_DO and row not in taken]
 
-    def finish(self, lane: LaneRound, readings: Tensor, upload: Tensor) -> None:
+    def finish(self, lane: LaneRound, record: Tensor, upload: Tensor) -> None:
         """The lane is through. Nothing waits for the device."""
         rows = torch.tensor(lane.rows)
         self.done[rows] = DONE
         here = sent(rows, self.table.device)
-        self.table[here] = readings
+        self.table[here] = record
         if self.uploads is not None:
             self.uploads[here] = upload
         self.lanes.remove(lane)
