@@ -21,7 +21,8 @@ from bench.lm_common import settle
 from data_shards.manifest import Manifest
 from fedcore.batch import Batch
 from fedcore.checkpoint_writer import Checkpoints
-from fedcore.clients.group import ClientGroup, Order
+from fedcore.clients.group import ClientGroup
+from fedcore.clients.order import Order
 from fedcore.clients.state import ClientState
 from fedcore.clients.step import Targets
 from fedcore.clients.store import on_device

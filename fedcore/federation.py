@@ -17,19 +17,20 @@ from fedcore import round_events
 from fedcore.batch import held_out_of
 from fedcore.checkpoint import Checkpoint
 from fedcore.checkpoint_writer import Checkpoints, Contents, Rows
-from fedcore.clients import control
-from fedcore.clients.group import ClientGroup, Order, Upload
+from fedcore.clients.group import ClientGroup
 from fedcore.clients.layout import Tensors
+from fedcore.clients.order import Order, Upload
 from fedcore.config import RunConfig
 from fedcore.errors import Stopped
 from fedcore.evaluate import Evaluator
+from fedcore.models_of import ControlsOf, ModelsOf, digest
 from fedcore.saving import Saving
 from fedcore.schedule import progress
 from fedcore.server import consensus
 from fedcore.server.average import ModelFold, average_models
 from fedcore.server.collective import Collected, ServerCollective
 from fedcore.server.comm import Comm, agree
-from fedcore.server.fusion import FUSIONS, ClientModel
+from fedcore.server.fusion import FUSIONS
 from fedcore.server.pause import Pauses, Wish
 from fedcore.tally import Evaluation
 from fedcore.telemetry.events import ClientEvent, ResumeEvent, RoundEvent, WarningEvent
@@ -63,27 +64,6 @@ class Spent:
 
     phases: dict[str, float] = field(default_factory=dict)  # seconds
     traffic: int = 0  # bytes that it handed in
-
-
-class _Models:
-    """Models of this rank's clients, with their shares; fetched anew each time one goes through."""
-
-    def __init__(self, group: ClientGroup, share: Mapping[int, float]) -> None:
-        self.group, self.share = group, share
-
-    def __iter__(self) -> Iterator[ClientModel]:
-        for clients, tensors in self.group.models(self.share.keys()):
-            for row, k in enumerate(clients):
-                yield ClientModel(k, {name: v[row] for name, v in tensors.items()}, self.share[k])
-
-
-class _Controls(_Models):
-    """Their control variates [P]."""
-
-    def __iter__(self) -> Iterator[Any]:
-        for clients, part in self.group.parts(self.share.keys()):
-            for row, k in enumerate(clients):
-                yield {"control": part.flat[control.OWN][row]}, self.share[k]
 
 
 class Federation:
@@ -254,14 +234,14 @@ class Federation:
         elif algorithm.mode == "averaged":
             state.weights = self._fuse(clients)
         if algorithm.control_variates:  # c is the mean of all c_k, at every time
-            controls = _Controls(self.group, self._shares(self.server.clients))
+            controls = ControlsOf(self.group, self._shares(self.server.clients))
             like = {"control": state.control}
             state.control = average_models(self.comm, controls, like)["control"]
 
     def _fuse(self, clients: Collection[int]) -> Tensors:
         """One model of all of `clients`, as the algorithm says."""
         fuse, shares = FUSIONS.get(self.group.algorithm.fuse), self._shares(clients)
-        return fuse(self.comm, self.group.model, _Models(self.group, shares), shares)
+        return fuse(self.comm, self.group.model, ModelsOf(self.group, shares), shares)
 
     def _shares(self, clients: Collection[int]) -> dict[int, float]:
         total = sum(self.samples[k] for k in clients)
@@ -413,11 +393,3 @@ class Federation:
     def _watch(self, operation: str, size: int, seconds: float) -> None:
         self._spent.traffic += size
         self.telemetry.traffic(operation, size, seconds)
-
-
-def digest(tensors: Sequence[Tensor]) -> str:
-    """SHA-256 of the tensors' little-endian bytes, in order."""
-    whole = hashlib.sha256()
-    for tensor in tensors:
-        whole.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return whole.hexdigest()

@@ -21,7 +21,8 @@ from torch import Tensor
 from data_shards.manifest import Manifest
 from fedcore.batch import Batch
 from fedcore.checkpoint import write_atomically
-from fedcore.clients.group import ClientGroup, Order
+from fedcore.clients.group import ClientGroup
+from fedcore.clients.order import Order
 from fedcore.clients.room import is_out_of_memory
 from fedcore.clients.step import Targets
 from fedcore.config import RunConfig

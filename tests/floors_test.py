@@ -43,6 +43,7 @@ FLOORS = {
     "fedcore.export": 3,
     "fedcore.export_onnx": 3,
     "fedcore.federation": 4,
+    "fedcore.models_of": 4,
     "fedcore.telemetry": 4,
     "fedcore.lm": 4,
     "launcher": 5,

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from fedcore.algorithms import ALGORITHMS
 from fedcore.batch import Batch
 from fedcore.clients.assign import form_lanes
-from fedcore.clients.group import ClientGroup, Order
+from fedcore.clients.group import ClientGroup
 from fedcore.clients.layout import Layout
 from fedcore.clients.optim import Hyper
+from fedcore.clients.order import Order
 from fedcore.clients.state import ClientState
 from fedcore.clients.step import Targets
 from fedcore.clients.store import Store, on_device

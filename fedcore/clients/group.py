@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,49 +16,17 @@ from fedcore.clients.lanes import over_clients
 from fedcore.clients.launch import Eager, Launch, Teller
 from fedcore.clients.layout import Layout, Tensors
 from fedcore.clients.optim import Hyper
+from fedcore.clients.order import Fold, Order, Ticker, Upload
 from fedcore.clients.readings import Totals, readings, record_width
 from fedcore.clients.room import Answer, Room, is_out_of_memory
 from fedcore.clients.state import ClientState, sent
-from fedcore.clients.step import Lane, Setup, Targets, look
+from fedcore.clients.step import Lane, Setup, look
 from fedcore.clients.store import Store, on_device
 from fedcore.clients.within import DONE, TO_DO, LaneRound, Within
 from fedcore.models.proto_head import ProtoHead
 from fedcore.objective.anchors import ANCHORS
 from fedcore.objective.learners import GradNorm, Hypergradient
 from fedcore.schedule import Progress, progress
-
-Ticker = Callable[[int], None]
-"""Told the number of samples after each step."""
-
-
-class Order(NamedTuple):
-    """Server to clients, at the start of a round."""
-
-    round: int
-    progress: float  # share of all rounds done
-    factor: float  # s(p) at the start of the round
-    spread: float  # client-prototype std over its first-round value
-    targets: Targets
-    weights: Tensors | None  # averaged parameters and buffers; None = client models persist
-    participants: frozenset[int]  # the clients of this round
-
-
-class Upload(NamedTuple):
-    """Clients to server, at the end of a round; K clients that took part."""
-
-    clients: Tensor  # [K] int64
-    prototypes: Tensor  # [K, C, D]; or mean features per class, as the algorithm says
-    label_counts: Tensor  # [K, C]
-    readings: Tensor  # [K, len(READINGS) + n] per client, the columns READINGS, then n loss terms
-
-
-class Fold(Protocol):
-    """What adds up the models of a round, lane by lane."""
-
-    limit: Tensor  # []; no magnitude of a client's model may be above it
-
-    def add(self, clients: Sequence[int], part: ClientState) -> None:
-        """These clients are through."""
 
 
 class ClientGroup:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedcore.algorithms import Algorithm
-from fedcore.clients.group import Order, Upload
 from fedcore.clients.layout import Tensors
+from fedcore.clients.order import Order, Upload
 from fedcore.clients.readings import READINGS
 from fedcore.clients.step import Targets
 from fedcore.errors import CollectiveError, ConfigError, Diverged

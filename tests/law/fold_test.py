@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedcore.clients.group import ClientGroup, Upload
+from fedcore.clients.group import ClientGroup
 from fedcore.clients.layout import Tensors
+from fedcore.clients.order import Upload
 from fedcore.clients.readings import READINGS
 from fedcore.server.average import HEADROOM, ModelFold, average_models
 from fedcore.server.comm import LocalComm

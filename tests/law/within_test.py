@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedcore.algorithms import ALGORITHMS
-from fedcore.clients.group import ClientGroup, Order, Upload
+from fedcore.clients.group import ClientGroup
 from fedcore.clients.layout import Tensors
+from fedcore.clients.order import Order, Upload
 from tests.toy import ToyData, toy_group, toy_order
 
 SIZES = [20, 9, 13, 1]  # 5, 3, 4 and 1 batches in each of two epochs

@@ -1,0 +1,45 @@
+"""What travels between server and clients in a round: Order and Upload; and what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from fedcore.clients.layout import Tensors
+from fedcore.clients.state import ClientState
+from fedcore.clients.step import Targets
+
+Ticker = Callable[[int], None]
+"""Told the number of samples after each step."""
+
+
+class Order(NamedTuple):
+    """Server to clients, at the start of a round."""
+
+    round: int
+    progress: float  # share of all rounds done
+    factor: float  # s(p) at the start of the round
+    spread: float  # client-prototype std over its first-round value
+    targets: Targets
+    weights: Tensors | None  # averaged parameters and buffers; None = client models persist
+    participants: frozenset[int]  # the clients of this round
+
+
+class Upload(NamedTuple):
+    """Clients to server, at the end of a round; K clients that took part."""
+
+    clients: Tensor  # [K] int64
+    prototypes: Tensor  # [K, C, D]; or mean features per class, as the algorithm says
+    label_counts: Tensor  # [K, C]
+    readings: Tensor  # [K, len(READINGS) + n] per client, the columns READINGS, then n loss terms
+
+
+class Fold(Protocol):
+    """What adds up the models of a round, lane by lane."""
+
+    limit: Tensor  # []; no magnitude of a client's model may be above it
+
+    def add(self, clients: Sequence[int], part: ClientState) -> None:
+        """These clients are through."""
