@@ -105,9 +105,12 @@ Record = Callable[[Callable[[], StepReadings]], Callable[[], StepReadings]]
 
 
 def record_cuda(work: Callable[[], StepReadings]) -> Callable[[], StepReadings]:
-    """The work as a CUDA graph; nothing of it is done yet."""
+    """The work as a CUDA graph; nothing of it is done yet.
+
+    Other threads go on meanwhile: those of the store, of checkpoints and of NCCL.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         readings = work()
 
     def replay() -> StepReadings:
