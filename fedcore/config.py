@@ -76,6 +76,13 @@ class ClientConfig(Section):
             raise ValueError(f"at most clients.count={count}")
         return value
 
+    @field_validator("width", mode="before")
+    @classmethod
+    def _auto_or_a_number(cls, value: Any) -> Any:
+        if value == "auto" or (type(value) is int and 1 <= value <= 1_000_000):
+            return value
+        raise ValueError("auto, or a whole number from 1 to 1,000,000")
+
     @field_validator("views")
     @classmethod
     def _two_images(cls, value: int, info: ValidationInfo) -> int:

@@ -53,12 +53,16 @@ def clients_of(checkpoint: Checkpoint, samples: Mapping[int, int]) -> Clients:
     return Clients(ids, {k: samples[k] / total for k in ids}, models)
 
 
-def averaged(checkpoint: Checkpoint, model: ProtoHead, clients: Clients, fuse: str) -> Tensors:
-    """The model of the read-out `averaged`: the server's own where it keeps one, else fused."""
+def servers_own(checkpoint: Checkpoint) -> Tensors:
+    """The averaged model that the server keeps, in averaged mode; else nothing."""
     prefix = "weights/"
     held = checkpoint.shared("server").items()
-    kept = {n.removeprefix(prefix): v for n, v in held if n.startswith(prefix)}
-    return kept or dict(FUSIONS.get(fuse)(LocalComm(), model, clients.each(), clients.shares))
+    return {n.removeprefix(prefix): v for n, v in held if n.startswith(prefix)}
+
+
+def fused(model: ProtoHead, clients: Clients, fuse: str) -> Tensors:
+    """The model of the read-out `averaged` where the server keeps none."""
+    return dict(FUSIONS.get(fuse)(LocalComm(), model, clients.each(), clients.shares))
 
 
 def ensemble(checkpoint: Checkpoint, clients: Clients) -> Tensors:

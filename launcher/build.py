@@ -21,7 +21,7 @@ from fedcore.algorithms import Algorithm, resolve
 from fedcore.algorithms.resolve import check_settings
 from fedcore.batch import TrainData, held_out_of
 from fedcore.checkpoint_writer import Checkpoints
-from fedcore.clients.assign import balance, form_lanes
+from fedcore.clients.assign import balance, form_lanes, kept_together
 from fedcore.clients.group import ClientGroup
 from fedcore.clients.launch import LAUNCHES, How
 from fedcore.clients.optim import Hyper
@@ -72,7 +72,10 @@ def _check_discarding(config: RunConfig, algorithm: Algorithm) -> None:
     """Models may be forgotten after a round only where the next one does not begin from them."""
     if config.clients.keep_models:
         return
-    if algorithm.mode != "averaged" or algorithm.fuse != "mean":
+    if algorithm.mode == "averaged" and algorithm.fuse != "mean":
+        want = f"mean, where clients.keep_models is false: {algorithm.fuse} looks at all models"
+        raise ConfigError("algorithm.fuse", algorithm.fuse, want, "clients.keep_models=true")
+    if algorithm.mode != "averaged":
         want = f"true: {config.algorithm.name} needs the clients' own models after a round"
         way_out = "clients.keep_models=true with clients.store=disk, or algorithm.name=fedavg"
         raise ConfigError("clients.keep_models", False, want, way_out)
@@ -196,6 +199,7 @@ def _group(
         channels_last=config.model.channels_last,
         keep_models=config.clients.keep_models,
         store=home,
+        width=width_of(config),
         launch=LAUNCHES[how_to_launch(config, model.prototypes.device)],
     )
 
@@ -279,12 +283,21 @@ def settle_width(config: RunConfig, manifest: Manifest, world: World) -> Choice:
     def make(lanes: list[list[int]], data: Any) -> ClientGroup:
         return _group(config, lanes, data, algorithm, model, on_device)
 
-    return choose(config, manifest, world, make, anchors, dtype)
+    choice = choose(config, manifest, world, make, anchors, dtype)
+    if world.device.type == "cuda":
+        torch.cuda.empty_cache()  # what is free decides where clients and samples are held
+    return choice
+
+
+def together_of(config: RunConfig) -> int:
+    """Clients that one rank owns together, whatever the number of ranks."""
+    clients, width = config.clients, width_of(config)
+    return width if width == 1 else kept_together(width, clients.count, clients.per_round)
 
 
 def owned_lanes(config: RunConfig, samples: list[int], ranks: int) -> list[list[list[int]]]:
     """The lanes of clients that each rank trains."""
-    return balance(form_lanes(samples, width_of(config)), samples, ranks)
+    return balance(form_lanes(samples, together_of(config)), samples, ranks)
 
 
 def warnings(config: RunConfig, manifest: Manifest, ranks: int) -> list[str]:
@@ -301,10 +314,10 @@ def warnings(config: RunConfig, manifest: Manifest, ranks: int) -> list[str]:
     if rule.anneal != Constant() and not rule.slots:
         words.append("algorithm.rule.anneal has no effect: algorithm.rule.slots is empty")
     words += _windows_too_long(config, [c.samples for c in manifest.clients])
-    width = width_of(config)
+    width = together_of(config)
     lanes = len(form_lanes([c.samples for c in manifest.clients], width))
     if ranks > lanes:
-        of = f"lanes of {width} clients" if width > 1 else "clients"
+        of = f"groups of {width} clients" if width > 1 else "clients"
         words.append(f"{ranks} ranks for {lanes} {of} with samples: {ranks - lanes} idle")
     return words
 

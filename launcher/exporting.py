@@ -120,12 +120,16 @@ class Exporter:
     def _tensors(self, what: What) -> Tensors:
         if what == "prototypes":
             return export.prototypes(self.checkpoint)
+        if what == "averaged" and (own := export.servers_own(self.checkpoint)):
+            return own
+        if not self.config.clients.keep_models:
+            want = "true, for a file of the clients' models"
+            raise ConfigError("clients.keep_models", False, want, "--what averaged")
         clients = self.clients()
         if what == "ensemble":
             return export.ensemble(self.checkpoint, clients)
         model = export.empty_model(self.checkpoint.facts, clients.models["prototypes"].dtype)
-        fuse = resolve(self.config.algorithm).fuse
-        return export.averaged(self.checkpoint, model, clients, fuse)
+        return export.fused(model, clients, resolve(self.config.algorithm).fuse)
 
     def facts(self, what: What) -> dict[str, Any]:
         """What the header says, JSON values."""

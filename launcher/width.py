@@ -146,7 +146,7 @@ def measured(make: Make, batch: Batch, anchors: Tensor, most: int) -> Choice:
     return Choice(next(w for w, r in rates.items() if r * MARGIN > best), rates)
 
 
-def question(config: RunConfig, manifest: Manifest, world: World) -> dict[str, Any]:
+def question(config: RunConfig, manifest: Manifest, world: World, most: int) -> dict[str, Any]:
     """All that the answer depends on."""
     clients = config.clients
     cuda = world.device.type == "cuda"
@@ -157,14 +157,17 @@ def question(config: RunConfig, manifest: Manifest, world: World) -> dict[str, A
         "step": [clients.step, config.precision, config.tf32, config.threads],
         "device": torch.cuda.get_device_name(world.device) if cuda else f"cpu x {os.cpu_count()}",
         "ranks": world.place.local_size,
+        "most": min(most, WIDTHS[-1]),
         "torch": torch.__version__,
     }
 
 
 def memory() -> Path:
     """Where answers are remembered."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "fedcore" / "widths"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():  # as its specification wants
+        cache = Path.home() / ".cache"
+    return cache / "fedcore" / "widths"
 
 
 def choose(
@@ -179,13 +182,14 @@ def choose(
 
     All ranks measure at the same time, as they will train at the same time.
     """
-    asked = question(config, manifest, world)
+    working = sum(part.samples > 0 for part in manifest.clients)
+    most = -(-min(working, config.clients.per_round or working) // world.comm.size)
+    asked = question(config, manifest, world, most)
     name = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
     file = memory() / f"{name}.json"
     known = world.comm.gather_json(_remembered(file))[0]
     if known is not None:
         return Choice(known, {})
-    most = -(-sum(part.samples > 0 for part in manifest.clients) // world.comm.size)
     with together(world.comm):
         mine = measured(make, noise(config, manifest, world, dtype), anchors, most)
     width, rates = world.comm.gather_json([mine.width, sorted(mine.rates.items())])[0]

@@ -126,6 +126,7 @@ def toy_group(
     rounds: int = 2,
     store: Callable[[ClientState, torch.device], Store] = on_device,
     keep_models: bool = True,
+    lane: int | None = None,
     **hyper: float,
 ) -> ClientGroup:
     """A client group of that algorithm."""
@@ -143,6 +144,7 @@ def toy_group(
         epochs=2,
         store=store,
         keep_models=keep_models,
+        width=lane,
     )
 
 

@@ -16,6 +16,12 @@ def form_lanes(samples: Sequence[int], width: int) -> list[list[int]]:
     return [by_length[i : i + width] for i in range(0, len(by_length), width)]
 
 
+def kept_together(width: int, clients: int, per_round: int | None) -> int:
+    """How many clients one rank must own together, so that lanes of `width` can be made of those
+    among them who take part in a round: as many as give a full lane on average."""
+    return width if per_round is None else width * -(-clients // per_round)
+
+
 def balance(
     lanes: Sequence[Sequence[int]], samples: Sequence[int], ranks: int
 ) -> list[list[list[int]]]:

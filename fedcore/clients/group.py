@@ -48,8 +48,10 @@ class ClientGroup:
         keep_models: bool = True,
         store: Callable[[ClientState, torch.device], Store] = on_device,
         launch: Callable[[Setup, Teller], Launch] = Eager,
+        width: int | None = None,  # of a lane; None = `lanes` are those
     ) -> None:
         self.lanes = [list(lane) for lane in lanes]
+        self.width = width or max(map(len, self.lanes), default=1)
         self.clients = sorted(k for lane in self.lanes for k in lane)
         self._row = {client: i for i, client in enumerate(self.clients)}
         self.data, self.model, self.algorithm, self.hyper = data, model, algorithm, hyper
@@ -131,6 +133,7 @@ class ClientGroup:
                     raise
                 why = str(error)
             # outside of the handler: the error holds on to the tensors of the step
+            self.launch.forget()
             self.room.make(work, lane, [self.clients[i] for i in lane.rows], why)
             queue = self._queue(work, order)
         return True
@@ -153,7 +156,7 @@ class ClientGroup:
             uploads = self.state.params["prototypes"]
         return Upload(
             torch.tensor(self.clients, dtype=torch.int64)[rows],
-            uploads[rows.to(uploads.device)].to(self.device),
+            sent(uploads[sent(rows, uploads.device)], self.device),
             self.label_counts[here],
             readings(work.table[here], self.algorithm, limit),
         )
@@ -183,7 +186,10 @@ class ClientGroup:
 
     def parts(self, clients: Collection[int]) -> Iterator[tuple[list[int], ClientState]]:
         """The same with all that is kept of them."""
-        lanes = [ids for lane in self.lanes if (ids := [k for k in lane if k in clients])]
+        lanes: list[list[int]] = []
+        for lane in self.lanes:
+            ids = [k for k in lane if k in clients]
+            lanes += [ids[i : i + self.width] for i in range(0, len(ids), self.width)]
         rows = [torch.tensor([self._row[k] for k in ids]) for ids in lanes]
         for number, ids in enumerate(lanes):
             part = self.store.take(rows[number])
@@ -201,8 +207,8 @@ class ClientGroup:
         for lane in self.lanes:
             rows = [self._row[k] for k in lane if k in order.participants]
             left = [row for row in rows if done[row] == TO_DO and row not in taken]
-            if left:
-                queue.append(sorted(left, key=lambda row: -self.data.steps(self.clients[row])))
+            left.sort(key=lambda row: -self.data.steps(self.clients[row]))
+            queue += [left[i : i + self.width] for i in range(0, len(left), self.width)]
         return queue
 
     def _next_lane(self, work: Within, queue: deque[list[int]], order: Order) -> LaneRound | None:

@@ -28,12 +28,19 @@ WARM = 3
 """Eager steps before a capture: libraries choose and load their kernels in them."""
 
 
+SIZES = 4
+"""Lanes of at most so many different sizes are captured, or compiled for: each takes memory."""
+
+
 class Launch(Protocol):
     def adopt(self, part: ClientState) -> ClientState:
         """A lane at its start, or when it goes on: the tensors it is to be trained in."""
 
     def release(self, part: ClientState) -> ClientState:
         """The same lane at its end, in tensors of its own."""
+
+    def forget(self) -> None:
+        """Let go of all tensors: there was no room for them."""
 
     def __call__(
         self,
@@ -64,6 +71,9 @@ class Eager:
     def release(self, part: ClientState) -> ClientState:
         return part
 
+    def forget(self) -> None:
+        return None
+
     def __call__(self, *inputs: Any) -> StepReadings:
         return self.step(*inputs)
 
@@ -74,19 +84,23 @@ class Compiled(Eager):
     def __init__(self, setup: Setup, tell: Teller = print) -> None:
         super().__init__(setup._replace(call=plainly))
         self._tell, self._losses = tell, torch.compile(losses, dynamic=False)
-        self._width: int | None = None  # of the lane that is compiled for; 0 = none
+        self._widths: set[int] = set()  # of the lanes that it is compiled for
+        self._off = False
+
+    def adopt(self, part: ClientState) -> ClientState:
+        if len(self._widths) < SIZES:
+            self._widths.add(len(part))
+        return part
 
     def __call__(self, part: ClientState, *inputs: Any) -> StepReadings:
-        if self._width is None:
-            self._width = len(part)
-        if len(part) != self._width:  # the end of a lane: not worth a compilation
+        if self._off or len(part) not in self._widths:  # the end of a lane: not worth compiling
             return self.step(part, *inputs)
         try:
             return local_step(self.setup, part, *inputs, evaluate=self._losses)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            self._width = 0
+            self._off = True
             self._tell(f"steps run eagerly, since torch.compile cannot: {_first_line(error)}")
             return self.step(part, *inputs)
 
@@ -121,7 +135,7 @@ def record_cuda(work: Callable[[], StepReadings]) -> Callable[[], StepReadings]:
 
 
 class Graphed(Eager):
-    """Steps of full lanes as one graph. Everything else, such as the end of a lane, runs eagerly.
+    """Steps of whole lanes as one graph. Everything else, such as the end of a lane, runs eagerly.
 
     Hypergradients look at held-out samples between steps, so they are not captured.
     """
@@ -130,41 +144,70 @@ class Graphed(Eager):
         super().__init__(setup)
         self._record, self._tell = record, tell
         self._off = isinstance(setup.algorithm.rule.learner, Hypergradient)
-        self._part: ClientState | None = None
-        self._inputs: Inputs | None = None
-        self._given: list[Tensor] = []  # what the inputs that change rarely are copies of
-        self._replay: Callable[[], StepReadings] | None = None
-        self._warm = 0
+        self._captured: dict[int, Captured] = {}  # by size of the lane
 
     def adopt(self, part: ClientState) -> ClientState:
-        if self._off or part is self._part:
+        size = len(part)
+        if self._off or (size not in self._captured and len(self._captured) == SIZES):
             return part
         if not part.memory:
             part.forget_momentum()  # which otherwise the first step makes
-        if self._part is None:
-            self._part = part.each(torch.clone)
-            return self._part
-        mine, theirs = self._part.leaves(), part.leaves()
+        if size not in self._captured:
+            self._captured[size] = Captured(part.each(torch.clone), self.step)
+        return self._captured[size].filled(part)
+
+    def release(self, part: ClientState) -> ClientState:
+        return part.each(torch.clone) if self._of(part) else part
+
+    def forget(self) -> None:
+        self._captured.clear()
+
+    def _of(self, part: ClientState) -> Captured | None:
+        """What runs this lane, if it was adopted."""
+        captured = self._captured.get(len(part))
+        return captured if captured is not None and captured.part is part else None
+
+    def __call__(self, part: ClientState, *inputs: Any) -> StepReadings:
+        captured = self._of(part)
+        if self._off or captured is None or not captured.takes(Inputs(*inputs[:4])):
+            return self.step(part, *inputs)
+        if captured.replay is None:
+            captured.warm += 1
+            if captured.warm <= WARM:
+                return self.step(part, *inputs)
+            self._capture(captured)
+        return self.step(part, *inputs) if captured.replay is None else captured.replay()
+
+    def _capture(self, captured: Captured) -> None:
+        try:
+            captured.replay = self._record(captured.work)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            self._off = True
+            self._tell(f"steps run eagerly, since they cannot be captured: {_first_line(error)}")
+
+
+class Captured:
+    """The tensors that one graph works on, and what launches it once there is one."""
+
+    def __init__(self, part: ClientState, step: Callable[..., StepReadings]) -> None:
+        self.part, self._step = part, step
+        self.warm = 0
+        self.replay: Callable[[], StepReadings] | None = None
+        self._inputs: Inputs | None = None
+        self._given: list[Tensor] = []  # what the inputs that change rarely are copies of
+
+    def filled(self, part: ClientState) -> ClientState:
+        """This lane in the graph's tensors; as it is if it holds others than the graph does."""
+        mine, theirs = self.part.leaves(), part.leaves()
         if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:
             return part
         for name, values in theirs.items():
             mine[name].copy_(values)
-        return self._part
+        return self.part
 
-    def release(self, part: ClientState) -> ClientState:
-        return part.each(torch.clone) if part is self._part else part
-
-    def __call__(self, part: ClientState, *inputs: Any) -> StepReadings:
-        if self._off or part is not self._part or not self._fits(Inputs(*inputs[:4])):
-            return self.step(part, *inputs)
-        if self._replay is None:
-            self._warm += 1
-            if self._warm <= WARM:
-                return self.step(part, *inputs)
-            self._capture(part)
-        return self.step(part, *inputs) if self._replay is None else self._replay()
-
-    def _fits(self, inputs: Inputs) -> bool:
+    def takes(self, inputs: Inputs) -> bool:
         """Copy the inputs of a step to where the graph reads them; False if it reads others."""
         leaves, tree = tree_flatten(inputs)
         if self._inputs is None:
@@ -172,23 +215,19 @@ class Graphed(Eager):
         mine = tree_leaves(self._inputs)
         if [x.shape for x in mine] != [x.shape for x in leaves]:
             return False
-        rarely = len(tree_leaves(inputs.batch))
-        stay = len(self._given) == len(leaves) - rarely and all(
-            a is b for a, b in zip(self._given, leaves[rarely:], strict=True)
+        often = len(tree_leaves(inputs.batch))
+        same = len(self._given) == len(leaves) - often and all(
+            a is b for a, b in zip(self._given, leaves[often:], strict=True)
         )
-        for own, given in zip(mine[:rarely] if stay else mine, leaves, strict=False):
+        for own, given in zip(mine[:often] if same else mine, leaves, strict=False):
             own.copy_(given)
-        self._given = leaves[rarely:]
+        self._given = leaves[often:]
         return True
 
-    def _capture(self, part: ClientState) -> None:
-        try:
-            self._replay = self._record(lambda: self.step(part, *self._inputs, None))  # type: ignore[misc]
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            self._off = True
-            self._tell(f"steps run eagerly, since they cannot be captured: {_first_line(error)}")
+    def work(self) -> StepReadings:
+        """The step that is captured."""
+        assert self._inputs is not None, "takes comes first"
+        return self._step(self.part, *self._inputs, None)
 
 
 def _first_line(error: Exception) -> str:

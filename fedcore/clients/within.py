@@ -84,7 +84,9 @@ class Within:
         return found if self.uploads is None else found | {"uploads": self.uploads}
 
     def fill(self, tensors: Tensors) -> None:
-        """Take what `tensors` gave."""
+        """Take what `tensors` gave; nothing of a rank without clients."""
+        if not tensors:
+            return
         self.done, self.table = tensors["done"].cpu(), tensors["table"].to(self.table)
         if self.uploads is not None:
             self.uploads = tensors["uploads"].to(self.uploads)

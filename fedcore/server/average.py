@@ -20,8 +20,15 @@ from fedcore.server.exact import ExactRow, ExactSum
 Tensors = Mapping[str, Tensor]
 
 
-HEADROOM = 1024.0
-"""How many times larger than the largest number of the common start one may become in a round."""
+GROWTH = 64.0
+"""The mean is exact while no parameter becomes so many times the largest one of the round's start.
+Beyond that it is rounded in the order of the lanes, as any sum of floats."""
+
+EXPLOSION = 1024 * GROWTH
+"""With this growth a client counts as diverged: the sum would run over."""
+
+STATISTICS = 2.0**16
+"""The same as `GROWTH` for each batch statistic, from its largest number or from 1."""
 
 COUNTS = 2.0**36
 """Integers of a model, such as a batch norm's number of batches, stay below this."""
@@ -38,10 +45,16 @@ class ModelFold:
 
     def __init__(self, start: ClientState, shares: Mapping[int, float]) -> None:
         self.shares, self.like = shares, start
-        self.limit = HEADROOM * largest(start)[0]  # []
-        self._numbers = ExactRow(sum(v.numel() for v in _numbers(start, 0)), self.limit)
-        most = torch.full_like(self.limit, COUNTS)
-        self._counts = ExactRow(sum(v.numel() for v in _counts(start, 0)), most)
+        first = largest(start)[0]
+        self.limit = EXPLOSION * first  # []
+        weights, *statistics = _numbers(start, 0)
+        bounds = [(GROWTH * first).expand(len(weights))]
+        for values in statistics:  # each on a scale of its own: they may be far apart
+            most = values.abs().amax().double().clamp(min=1) * STATISTICS
+            bounds.append(most.expand(values.numel()))
+        self._numbers = ExactRow(torch.cat(bounds) if statistics else bounds[0])
+        counts = sum(v.numel() for v in _counts(start, 0))
+        self._counts = ExactRow(torch.full_like(first, COUNTS).expand(counts))
         self._before: Tensor | None = None
 
     def add(self, clients: Sequence[int], part: ClientState) -> None:

@@ -49,14 +49,16 @@ class ExactRow:
     """The same for rows that are added one after another: whole numbers, but held in float64.
 
     That is exact up to 2^53, and takes a third of the time: CPUs convert slowly to int64. The
-    rounding error is 2^-52 of the bound instead of 2^-61. bound [] lies on the device and is not
-    waited for.
+    rounding error is 2^-52 of the bound instead of 2^-61. bound: of each number, or an expanded one
+    of all; it lies on the device and is not waited for.
     """
 
-    def __init__(self, size: int, bound: Tensor) -> None:
-        exponent = torch.frexp(bound.double().clamp(min=1e-30)).exponent
-        self.scale = torch.ldexp(torch.ones_like(bound, dtype=torch.float64), FLOAT_BITS - exponent)
-        self._total = torch.zeros(size, dtype=torch.float64, device=bound.device)
+    def __init__(self, bound: Tensor) -> None:
+        same = bound.stride() == (0,)
+        exponent = torch.frexp((bound[:1] if same else bound).double().clamp(min=1e-30)).exponent
+        one = torch.ones_like(exponent, dtype=torch.float64)
+        self.scale = torch.ldexp(one, FLOAT_BITS - exponent)  # [1] or [n]
+        self._total = torch.zeros(len(bound), dtype=torch.float64, device=bound.device)
         self._room = torch.empty_like(self._total)
 
     def add(self, values: Sequence[Tensor], weight: float) -> None:

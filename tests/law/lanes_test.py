@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedcore.algorithms import ALGORITHMS
+from fedcore.clients.assign import kept_together
 from fedcore.clients.state import ClientState
 from tests.toy import ToyData, toy_group, toy_order
 
@@ -131,3 +132,24 @@ def test_every_sample_is_counted_once_an_epoch(width: int) -> None:
     group = toy_group("v14", [0, 1, 2, 3], ToyData(SIZES), width=width)
     group.train(toy_order("v14", 0, [0, 1, 3]), counted.append)
     assert sum(counted) == 2 * (20 + 9 + 1)
+
+
+def test_participants_fill_lanes_whichever_they_are() -> None:
+    """Of 12 clients 4 take part: those of a group that one rank owns share lanes of two."""
+    data = ToyData([8] * 12)
+    groups = [
+        toy_group("v14", of, data, width=kept_together(2, 12, 4), lane=2)
+        for of in (range(12), range(6), range(6, 12))
+    ]
+    sizes: list[list[int]] = []
+    for group in groups:
+        sizes.append([])
+        step = group.launch.adopt
+        group.launch.adopt = lambda part, s=sizes[-1], step=step: (s.append(len(part)), step(part))[
+            1
+        ]
+        group.train(toy_order("v14", 0, [1, 3, 4, 9]))
+    assert sizes == [[2, 1, 1], [2, 1], [1]]
+    whole = groups[0].state
+    for group, rows in ((groups[1], range(6)), (groups[2], range(6, 12))):
+        assert differences(whole.take(torch.tensor(rows)), group.state) == 0.0

@@ -103,3 +103,11 @@ def test_pausing_costs_no_step_and_no_sample() -> None:
     assert sum(counted) == 2 * sum(SIZES)
     assert upload.clients.tolist() == EVERYONE
     assert often.state.steps.tolist() == [10, 6, 8, 2]
+
+
+def test_a_rank_without_clients_goes_on_too() -> None:
+    """More ranks than lanes: nothing was saved of it."""
+    idle = toy_group("v14", [], DATA)
+    idle.go_on_from({}, [], {})
+    assert idle.within is not None
+    assert len(idle.train(order("v14")).clients) == 0

@@ -122,7 +122,7 @@ def test_wrong_words_end_with_code_2_and_one_message(tmp_path: Path) -> None:
 )
 def test_settings_that_change_how_a_run_computes(words: tuple[str, ...], tmp_path: Path) -> None:
     found = runs.completed(0, tmp_path, "--config", "smoke", "--set", *words)
-    assert found["accuracy"]["output_ensemble"] > 0.8
+    assert found["accuracy"]["output_ensemble"] > 0.75
 
 
 def test_clients_without_samples_or_with_one_class_are_named_and_trained(tmp_path: Path) -> None:

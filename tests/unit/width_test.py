@@ -13,6 +13,7 @@ from data_shards.manifest import Manifest
 from data_shards.write import Dealt
 from fedcore.batch import Batch
 from fedcore.config import RunConfig
+from fedcore.errors import ConfigError
 from fedcore.server.comm import LocalComm
 from launcher import width
 from launcher.build import settle_width
@@ -66,6 +67,13 @@ def test_the_narrowest_width_that_no_other_beats(
 def test_one_client_that_does_not_fit_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         measured(monkeypatch, 64, 0)
+
+
+@pytest.mark.parametrize("value", [0, -1, "fast", 1.5, True, None])
+def test_what_is_no_width_is_told_in_one_line(value: Any) -> None:
+    with pytest.raises(ConfigError) as met:
+        config(width=value)
+    assert str(met.value).startswith(f"clients.width: got {value!r}, want auto, or a whole number")
 
 
 def config(**clients: Any) -> RunConfig:
