@@ -274,6 +274,12 @@ def width_of(config: RunConfig) -> int:
     return config.clients.width
 
 
+def of_width(config: RunConfig, width: int) -> RunConfig:
+    """The same with that width."""
+    clients = config.clients.model_copy(update={"width": width})
+    return config.model_copy(update={"clients": clients})
+
+
 def settle_width(config: RunConfig, manifest: Manifest, world: World) -> Choice:
     """The width of `clients.width=auto` on this world. Collective."""
     algorithm, model, anchors = build_objects(config, manifest.shape, manifest.classes)
@@ -281,7 +287,7 @@ def settle_width(config: RunConfig, manifest: Manifest, world: World) -> Choice:
     model = model.to(world.device, dtype)
 
     def make(lanes: list[list[int]], data: Any) -> ClientGroup:
-        return _group(config, lanes, data, algorithm, model, on_device)
+        return _group(of_width(config, len(lanes[0])), lanes, data, algorithm, model, on_device)
 
     choice = choose(config, manifest, world, make, anchors, dtype)
     if world.device.type == "cuda":

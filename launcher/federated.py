@@ -17,6 +17,7 @@ from launcher.build import (
     build,
     build_objects,
     check_names,
+    of_width,
     owned_lanes,
     settle_width,
     warnings,
@@ -60,8 +61,7 @@ class Federated:
         choice = (
             settle_width(self.config, self._opened, world) if held is None else Choice(held, {})
         )
-        settled = clients.model_copy(update={"width": choice.width})
-        self.config = self.config.model_copy(update={"clients": settled})
+        self.config = of_width(self.config, choice.width)
         rates = ", ".join(f"{width}: {rate:.0f}" for width, rate in choice.rates.items())
         return f"clients.width=auto: {choice.width}" + (
             f" (steps/s by width {rates})" if rates else ""

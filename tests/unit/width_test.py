@@ -77,7 +77,8 @@ def test_what_is_no_width_is_told_in_one_line(value: Any) -> None:
 
 
 def config(**clients: Any) -> RunConfig:
-    return RunConfig.of({"clients": {"batch_size": 4, "local_epochs": 1} | clients})
+    usual = {"width": "auto", "batch_size": 4, "local_epochs": 1}
+    return RunConfig.of({"clients": usual | clients})
 
 
 def world() -> World:
