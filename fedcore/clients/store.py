@@ -139,6 +139,10 @@ def _to_pinned(values: Tensor) -> Tensor:
     return pinned.copy_(values, non_blocking=True)
 
 
+CHUNK = 64 << 20
+"""Bytes of a mapped file that are written before their pages leave memory."""
+
+
 class Mapped:
     """Room for a state in a file without a name, which is gone with the process."""
 
@@ -161,7 +165,11 @@ class Mapped:
         start = -(-self._used // 64) * 64
         self._used = start + values.nbytes
         flat = torch.frombuffer(self._map, dtype=values.dtype, count=values.numel(), offset=start)
-        return flat.view(values.shape).copy_(values)
+        placed, rows = flat.view(values.shape), max(1, CHUNK * len(values) // values.nbytes)
+        for mine, theirs in zip(placed.split(rows), values.split(rows), strict=True):
+            mine.copy_(theirs)
+            self.forget()
+        return placed
 
     def forget(self) -> None:
         """Let the pages leave this process's memory; they stay in the system's cache."""
