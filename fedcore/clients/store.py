@@ -166,7 +166,7 @@ class Mapped:
         self._used = start + values.nbytes
         flat = torch.frombuffer(self._map, dtype=values.dtype, count=values.numel(), offset=start)
         placed, rows = flat.view(values.shape), max(1, CHUNK * len(values) // values.nbytes)
-        for mine, theirs in zip(placed.split(rows), values.split(rows), strict=True):
+        for mine, theirs in zip(torch.split(placed, rows), torch.split(values, rows), strict=True):
             mine.copy_(theirs)
             self.forget()
         return placed

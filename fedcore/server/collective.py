@@ -129,11 +129,14 @@ class ServerCollective:
             padded[: len(part), at : at + part.shape[1]] = part
             at += part.shape[1]
         table = self.comm.gather(padded).cpu()  # sync: once per round
-        table = table[table[:, 0] >= 0]
-        if not len(table):
+        del padded, columns  # of ten thousand clients each is large
+        order = table[:, 0].argsort()
+        order = order[table[order, 0] >= 0]
+        if not len(order):
             want, way_out = "a client that fits into memory", "a smaller clients.batch_size"
             raise ConfigError("clients.out_of_memory", "skip", want, way_out)
-        got = Collected(table[table[:, 0].argsort()], classes, width)
+        got = Collected(table[order], classes, width)
+        del table
         self._check_finite(got, round)
         state = self.state
         state.prototypes = self.combine(got.prototypes, got.counts, state.prototypes, self.anchors)
