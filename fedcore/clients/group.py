@@ -57,7 +57,8 @@ class ClientGroup:
         self.data, self.model, self.algorithm, self.hyper = data, model, algorithm, hyper
         self.setup = Setup(model, algorithm, hyper, autocast)
         self.rounds, self.epochs, self.room = rounds, epochs, Room(out_of_memory)
-        self.launch = launch(self.setup, self.room.notes.append)
+        # by way of `room`, whose list of notes is replaced when they are told
+        self.launch = launch(self.setup, lambda words: self.room.notes.append(words))
         self.device = model.prototypes.device
         counts = self._stack([data.label_counts(k) for k in self.clients])
         one = ClientState.start(

@@ -84,11 +84,6 @@ class ClientState:
         self.keep(MEMORY)
         self.kept[LOG_VAR_MEMORY] = torch.zeros_like(self.log_var)
 
-    def drop_momentum(self) -> None:
-        """Hold no optimiser memory."""
-        self.flat.pop(MEMORY, None)
-        self.kept.pop(LOG_VAR_MEMORY, None)
-
     def model_tensors(self) -> Tensors:
         """What makes a client's model: parameters and buffers, in a fixed order."""
         return self.params | self.buffers

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from torch import Tensor
 from fedcore.clients.state import ClientState, sent
 from fedcore.errors import StorageError
 
-Home = Literal["device", "memory", "disk"]
 Asked = tuple[list[int], bool]  # rows; with models
 
 
@@ -50,9 +49,6 @@ class Store:
         """Those of clients that are not on their way back, on the device."""
         held = self._state.params["prototypes"]
         return sent(held[sent(rows, held.device)], self.device)
-
-    def close(self) -> None:
-        """Let go of threads and files."""
 
 
 def on_device(state: ClientState, device: torch.device) -> Store:
@@ -102,10 +98,6 @@ class Away(Store):
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
         self._puts.append(self._thread.submit(self._write, rows, part, done))
-
-    def close(self) -> None:
-        """Let go of the thread."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _settle(self, left: int) -> None:
         while len(self._puts) > left:

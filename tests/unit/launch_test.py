@@ -96,3 +96,29 @@ def test_a_loss_that_cannot_be_compiled_runs_eagerly_and_it_is_told(
     wanted = trained("v14")
     for key, values in wanted.state.tensors().items():
         assert torch.equal(found.state.tensors()[key], values), key
+
+
+def test_what_is_told_after_older_notes_were_told_is_not_lost() -> None:
+    group = toy_group("v14", [0], ToyData([20]))
+    told: list[str] = []
+
+    def launch(setup: Any, tell: Callable[[str], None]) -> Graphed:
+        told.append("made")
+        return Graphed(setup, tell, lambda work: 1 / 0)
+
+    group = ClientGroup(
+        [[0]],
+        ToyData([20]),
+        group.model,
+        group.algorithm,
+        group.hyper,
+        rounds=1,
+        epochs=2,
+        launch=launch,
+    )
+    group.room.notes = []  # told
+    group.train(toy_order("v14", 0, [0]))
+    assert told == ["made"]
+    assert [note.split(":")[0] for note in group.room.notes] == [
+        "steps run eagerly, since they cannot be captured"
+    ]
