@@ -23,7 +23,9 @@ def model_of(name: str, **spec: int) -> ProtoHead:
 def test_its_width_is_known_and_can_be_projected(name: str) -> None:
     images = torch.randn(2, 3, 16, 16)
     own, projected = model_of(name), model_of(name, feature_dim=24)
-    assert own(images).shape == (2, WIDTHS[name])
+    said = MODELS.get(name)(ModelSpec(3, 16, 16, classes=5)).width
+    assert said == WIDTHS.get(name, said)
+    assert own(images).shape == (2, said)
     assert projected(images).shape == (2, 24)
     assert projected.prototypes.shape == (5, 24)
 
