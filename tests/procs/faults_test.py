@@ -73,7 +73,7 @@ def test_a_run_that_is_suspended_as_a_whole_goes_on(
 
 def test_a_rank_killed_in_a_round_of_hours_costs_minutes(tmp_path: Path) -> None:
     """The other one is hours from the next collective, but for checkpoints within the round."""
-    table, run_dir = Faults().kill(rank=1, round=0, step=400), tmp_path / "run"
+    table, run_dir = Faults().kill(rank=1, round=0, step=1500), tmp_path / "run"
     minutes = 0.02
     ranks = table.by_hand(2, run_dir, *ENDLESS, f"checkpoint.minutes={minutes}")
     out = runs.finish(ranks[0], limit=60)
