@@ -82,11 +82,13 @@ def written(text: str, folder: Path) -> str:
 
 
 def take(text: str, source: Path, folder: Path) -> list[str]:
-    """Copy what a document shows and `source` has; its names."""
+    """Copy what a document shows and `source` has; its names. Paths become relative to the project,
+    and nothing is said of where it lay."""
     folder.mkdir(exist_ok=True)
     found = [name for name in names(text) if (source / f"{name}.json").is_file()]
     for name in found:
-        values = json.loads((source / f"{name}.json").read_text())
+        values = json.loads((source / f"{name}.json").read_text().replace(f"{DOCS.parent}/", ""))
+        values.pop("node", None)
         (folder / f"{name}.json").write_text(json.dumps(values, indent=1) + "\n")
     return found
 

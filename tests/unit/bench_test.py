@@ -130,3 +130,11 @@ def test_figures_of_the_older_form_become_tables() -> None:
     (table,) = write_numbers.sheets({"cases": [case]})
     assert table.rows[0][0] == "cnn, lanes of 4"
     assert table.rows[0][3] == "1.500 and 1.500"
+
+
+def test_what_is_kept_says_nothing_of_where_it_was_measured() -> None:
+    root = Path(write_numbers.__file__).parent.parent
+    for file in (root / "docs" / "numbers").glob("*.json"):
+        kept = json.loads(file.read_text())
+        assert not [word for word in kept["command"] if word.startswith("/")], file
+        assert "node" not in kept, file
