@@ -153,7 +153,7 @@ class Federation:
         self.group.fold = self._fold = self._begin_fold(order)
         upload = self._train(order)
         with self._phase("collect"):
-            got = self.server.collect(upload, round)
+            got = self.server.collect(upload, order)
             took_part = frozenset(got.clients.tolist())
             self._trained |= took_part
             self._average(took_part)
@@ -267,7 +267,7 @@ class Federation:
     ) -> None:
         algorithm, clients = self.group.algorithm, self.config.clients
         epochs, rounds = clients.local_epochs, self.config.rounds
-        at = progress(round, rounds, epochs - 1, epochs, spread, like=got.prototypes)
+        at = progress(round, rounds, epochs - 1, epochs, spread, like=self.server.anchors)
         events = round_events.of_clients(algorithm, got, self.samples, validation, round, at)
         exploded = round_events.exploded(algorithm.rule, events)
         self._tell_explosion(exploded)
@@ -286,7 +286,7 @@ class Federation:
             annealing_factor=events[0].annealing_factor,
             accuracy=dict(self.outcome.accuracy) if evaluated else {},
             prototype_std=self.server.state.prototype_std,
-            unit_prototype_std=consensus.unit_prototype_std(got.prototypes, got.counts),
+            unit_prototype_std=got.between_unit.value(),
             global_prototype_std=consensus.global_prototype_std(self.server.state.prototypes),
             model_variance=self._variance if evaluated else None,
             lambda_exploded=len(exploded),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,7 @@ def build(
         comm,
         algorithm,
         anchors,
-        clients=[k for k, n in enumerate(samples) if n],
-        slots=max(sum(map(len, lanes)) for lanes in owned),
+        owned=[list(chain.from_iterable(lanes)) for lanes in owned],
         rounds=config.rounds,
         per_round=config.clients.per_round,
         seed=config.seed,

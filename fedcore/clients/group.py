@@ -152,12 +152,15 @@ class ClientGroup:
         rows = (work.done == DONE).nonzero().flatten()
         here = sent(rows, self.device)
         limit = torch.tensor(torch.inf) if self.fold is None else self.fold.limit
-        uploads = work.uploads
-        if uploads is None:
-            uploads = self.state.params["prototypes"]
+        state, uploads = self.state, work.uploads  # and with it all lanes are back in the store
+
+        def prototypes(places: Tensor) -> Tensor:
+            held = state.params["prototypes"] if uploads is None else uploads
+            return sent(held[sent(rows[places], held.device)], self.device)
+
         return Upload(
             torch.tensor(self.clients, dtype=torch.int64)[rows],
-            sent(uploads[sent(rows, uploads.device)], self.device),
+            prototypes,
             self.label_counts[here],
             readings(work.table[here], self.algorithm, limit),
         )

@@ -31,7 +31,8 @@ class Upload(NamedTuple):
     """Clients to server, at the end of a round; K clients that took part."""
 
     clients: Tensor  # [K] int64
-    prototypes: Tensor  # [K, C, D]; or mean features per class, as the algorithm says
+    prototypes: Callable[[Tensor], Tensor]  # of clients at places [n] of these: [n, C, D]; or
+    # mean features per class, as the algorithm says. Not all at once: there may be many
     label_counts: Tensor  # [K, C]
     readings: Tensor  # [K, len(READINGS) + n] per client, the columns READINGS, then n loss terms
 

@@ -24,6 +24,11 @@ READINGS = (
 """Columns of that row, before its n loss terms."""
 
 
+def columns_of(readings: Tensor) -> dict[str, Tensor]:
+    """READINGS by name, each [K], of [K, len(READINGS) + n]."""
+    return dict(zip(READINGS, readings.unbind(1), strict=False))
+
+
 class Totals:
     """Readings of one local epoch: sums, and those of the last step. No sync in here."""
 

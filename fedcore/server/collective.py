@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedcore.algorithms import Algorithm
 from fedcore.clients.layout import Tensors
 from fedcore.clients.order import Order, Upload
-from fedcore.clients.readings import READINGS
+from fedcore.clients.readings import READINGS, columns_of
 from fedcore.clients.step import Targets
 from fedcore.errors import CollectiveError, ConfigError, Diverged
 from fedcore.schedule import progress
-from fedcore.server.combine import COMBINES
+from fedcore.server.combine import COMBINES, Held
 from fedcore.server.comm import Comm
-from fedcore.server.consensus import prototype_std
+from fedcore.server.consensus import Spread
 from fedcore.server.participants import participants
+from fedcore.server.uploads import Exchange, Piece
 
 
 @dataclass
@@ -34,16 +37,41 @@ class GlobalState:
 
 
 class Collected:
-    """All uploads of a round in client-id order, on the CPU."""
+    """What the round's clients reported, in client-id order, on the CPU."""
 
-    def __init__(self, table: Tensor, classes: int, width: int) -> None:
-        head, rest = table[:, : 1 + classes], table[:, 1 + classes :]
-        self.clients = head[:, 0].to(torch.int64)  # [N]
-        self.counts = head[:, 1:].to(torch.int64)  # [N, C]
-        self.prototypes = rest[:, : classes * width].reshape(-1, classes, width)
-        readings = rest[:, classes * width :]
-        self.columns = dict(zip(READINGS, readings.unbind(1), strict=False))
-        self.terms = readings[:, len(READINGS) :]  # [N, n]
+    def __init__(self) -> None:
+        self._pieces: list[tuple[Tensor, Tensor]] = []
+        self.between, self.between_unit = Spread(), Spread(least=2)  # prototypes; their directions
+
+    def add(self, piece: Piece, everyone: bool) -> None:
+        """Some clients more. everyone: prototypes of classes that a client lacks count, too."""
+        held = piece.counts > 0
+        self._pieces.append((piece.clients, piece.readings))
+        self.between.add(piece.prototypes, torch.ones_like(held) if everyone else held)
+        self.between_unit.add(F.normalize(piece.prototypes, dim=2), held)
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    @functools.cached_property
+    def clients(self) -> Tensor:
+        """[N] int64."""
+        return torch.cat([clients for clients, _ in self._pieces])
+
+    @functools.cached_property
+    def readings(self) -> Tensor:
+        """[N, len(READINGS) + terms] float64."""
+        return torch.cat([readings for _, readings in self._pieces])
+
+    @functools.cached_property
+    def columns(self) -> dict[str, Tensor]:
+        """READINGS by name, each [N]."""
+        return columns_of(self.readings)
+
+    @property
+    def terms(self) -> Tensor:
+        """Loss terms [N, n]."""
+        return self.readings[:, len(READINGS) :]
 
 
 class ServerCollective:
@@ -55,8 +83,7 @@ class ServerCollective:
         algorithm: Algorithm,
         anchors: Tensor,
         *,
-        clients: Sequence[int],  # all that have samples, in id order
-        slots: int,  # most clients that any rank owns
+        owned: Sequence[Collection[int]],  # by each rank: all clients that have samples
         rounds: int,
         per_round: int | None,
         seed: int,
@@ -64,7 +91,8 @@ class ServerCollective:
         row: int = 0,  # P, for control variates
     ) -> None:
         self.comm, self.algorithm, self.anchors = comm, algorithm, anchors
-        self.clients, self.slots, self.rounds = list(clients), slots, rounds
+        self.clients, self.rounds = sorted(chain.from_iterable(owned)), rounds
+        self.exchange = Exchange(comm, owned)
         self.per_round, self.seed = per_round, seed
         self.start = {k: v.detach().clone() for k, v in start.items()}
         self.like = self.start["prototypes"]  # dtype and device of what clients receive
@@ -109,49 +137,36 @@ class ServerCollective:
     def _as_sent(self, values: Tensor) -> Tensor:
         return values.to(self.like.device, self.like.dtype)
 
-    def collect(self, upload: Upload, round: int) -> Collected:
-        """One gather of all uploads, folded in client-id order into the global prototypes.
+    def collect(self, upload: Upload, order: Order) -> Collected:
+        """All uploads, folded in client-id order into the global prototypes.
 
         Raises `Diverged` on every rank if a client's loss or parameters are not finite.
         """
-        classes, width = self.anchors.shape
-        columns = [
-            upload.clients[:, None].to(self.like.device),
-            upload.label_counts,
-            upload.prototypes.flatten(1),
-            upload.readings,
-        ]
-        size = sum(part.shape[1] for part in columns)
-        # ranks own different numbers of clients: fill up with rows of client id -1
-        padded = upload.readings.new_full((self.slots, size), -1)  # float64
-        at = 0
-        for part in columns:  # in place: of ten thousand clients there need not be two copies
-            padded[: len(part), at : at + part.shape[1]] = part
-            at += part.shape[1]
-        table = self.comm.gather(padded).cpu()  # sync: once per round
-        del padded, columns  # of ten thousand clients each is large
-        order = table[:, 0].argsort()
-        order = order[table[order, 0] >= 0]
-        if not len(order):
-            want, way_out = "a client that fits into memory", "a smaller clients.batch_size"
-            raise ConfigError("clients.out_of_memory", "skip", want, way_out)
-        got = Collected(table[order], classes, width)
-        del table
-        self._check_finite(got, round)
-        state = self.state
-        state.prototypes = self.combine(got.prototypes, got.counts, state.prototypes, self.anchors)
-        holders = got.counts if self.algorithm.upload == "mean_features" else None
-        state.prototype_std = prototype_std(got.prototypes, holders)
+        got, state = Collected(), self.state
+        clients = self._uploads(upload, order, got)
+        state.prototypes = self.combine(clients, state.prototypes, self.anchors)
+        for _ in clients:  # what it did not look at
+            continue
+        state.prototype_std = got.between.value()
         state.first_spread = state.first_spread or state.prototype_std
         return got
 
-    def _check_finite(self, got: Collected, round: int) -> None:
-        for row in (got.columns["finite"] != 1).nonzero().flatten().tolist()[:1]:
-            columns = {k: float(v[row]) for k, v in got.columns.items()}
+    def _uploads(self, upload: Upload, order: Order, got: Collected) -> Iterator[Held]:
+        """What each client holds; the rest is noted on the way."""
+        everyone = self.algorithm.upload != "mean_features"  # else there is nothing to compare
+        for piece in self.exchange.pieces(upload, order.participants):
+            self._check_finite(piece, order.round)
+            got.add(piece, everyone)
+            yield Held(piece.prototypes, piece.counts)
+        if not got:
+            want, way_out = "a client that fits into memory", "a smaller clients.batch_size"
+            raise ConfigError("clients.out_of_memory", "skip", want, way_out)
+
+    def _check_finite(self, piece: Piece, round: int) -> None:
+        columns = columns_of(piece.readings)
+        for row in (columns["finite"] != 1).nonzero().flatten().tolist()[:1]:
             raise Diverged(
-                int(got.clients[row]),
+                int(piece.clients[row]),
                 round,
-                columns["lambda_effective"],
-                columns["base"],
-                columns["align"],
+                *(float(columns[name][row]) for name in ("lambda_effective", "base", "align")),
             )

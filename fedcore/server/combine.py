@@ -1,12 +1,13 @@
-"""How client prototypes [N, C, D] become global ones [C, D]. Arrays in, arrays out.
+"""How client prototypes become global ones [C, D]. Arrays in, arrays out.
 
-Inputs are in client-id order, float64, and the fold runs over that order on every rank: the result
-does not depend on the number of ranks.
+Clients come in id order, in pieces of bounded size, float64; the fold runs over that order on every
+rank: the result depends neither on the number of ranks nor on the pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,43 +15,54 @@ from torch import Tensor
 
 from fedcore.registry import Registry
 
-Combine = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(prototypes [N, C, D], label counts [N, C], previous global and anchors [C, D]) -> global [C, D].
+
+class Held(NamedTuple):
+    """What n clients that follow one another have of the classes."""
+
+    prototypes: Tensor  # [n, C, D] float64
+    counts: Tensor  # [n, C] their samples of each class
+
+
+Combine = Callable[[Iterable[Held], Tensor, Tensor], Tensor]
+"""(all clients, to be gone through once; previous global and anchors [C, D]) -> global [C, D].
 
 Keyword arguments are settings (`algorithm.combine_settings`)."""
 
 COMBINES: Registry[Combine] = Registry("algorithm.combine")
 
 
-def _fold(prototypes: Tensor, weight: Tensor, previous: Tensor) -> Tensor:
-    """Weighted mean over clients, weights [N, C]; a class of weight 0 keeps its previous row."""
-    total = prototypes.new_zeros(prototypes.shape[1:])
-    for client, share in zip(prototypes, weight, strict=True):  # in client-id order
-        total = total + client * share[:, None]
-    mass = weight.sum(0)[:, None]
+def _fold(clients: Iterable[Held], weigh: Callable[[Tensor], Tensor], previous: Tensor) -> Tensor:
+    """Weighted mean over clients; a class of weight 0 keeps its previous row.
+
+    weigh: label counts [n, C] -> weights [n, C].
+    """
+    total = torch.zeros_like(previous)
+    mass = total.new_zeros(len(previous), 1)
+    for prototypes, counts in clients:
+        weights = weigh(counts).to(total.dtype)[:, :, None]
+        for client, weight in zip(prototypes, weights, strict=True):  # in client-id order
+            total += client * weight
+            mass += weight
     return (total / mass.clamp(min=1)).where(mass > 0, previous)
 
 
-def mean_of_present(
-    prototypes: Tensor, counts: Tensor, previous: Tensor, anchors: Tensor
-) -> Tensor:
+def mean_of_present(clients: Iterable[Held], previous: Tensor, anchors: Tensor) -> Tensor:
     """Mean over the clients that hold the class; our default."""
-    return _fold(prototypes, (counts > 0).to(prototypes.dtype), previous)
+    return _fold(clients, lambda counts: counts > 0, previous)
 
 
-def mean(prototypes: Tensor, counts: Tensor, previous: Tensor, anchors: Tensor) -> Tensor:
+def mean(clients: Iterable[Held], previous: Tensor, anchors: Tensor) -> Tensor:
     """Mean over all clients, never-trained prototypes of absent classes included (published)."""
-    return _fold(prototypes, (counts >= 0).to(prototypes.dtype), previous)
+    return _fold(clients, torch.ones_like, previous)
 
 
-def by_samples(prototypes: Tensor, counts: Tensor, previous: Tensor, anchors: Tensor) -> Tensor:
+def by_samples(clients: Iterable[Held], previous: Tensor, anchors: Tensor) -> Tensor:
     """Mean weighted by each client's samples of the class."""
-    return _fold(prototypes, counts.to(prototypes.dtype), previous)
+    return _fold(clients, lambda counts: counts, previous)
 
 
 def server_optimised(
-    prototypes: Tensor,
-    counts: Tensor,
+    clients: Iterable[Held],
     previous: Tensor,
     anchors: Tensor,
     steps: int = 200,
@@ -59,11 +71,13 @@ def server_optimised(
 ) -> Tensor:
     """G after `steps` of Adam on mean CE(P_k G^T, class) + gamma MSE(G, anchors).
 
-    The mean runs over the prototypes of the classes each client holds; it starts at
-    `mean_of_present`.
+    The mean runs over the prototypes of the classes each client holds, so it keeps those of all
+    clients [N, C, D]; it starts at `mean_of_present`.
     """
-    start = mean_of_present(prototypes, counts, previous, anchors)
-    held = (counts > 0).to(prototypes.dtype)  # [N, C]
+    pieces = list(clients)
+    start = mean_of_present(pieces, previous, anchors)
+    prototypes = torch.cat([piece.prototypes for piece in pieces])
+    held = torch.cat([piece.counts > 0 for piece in pieces]).to(prototypes.dtype)  # [N, C]
     classes = torch.arange(len(start)).expand(len(prototypes), -1)
     free = start.clone().requires_grad_()
     optimiser = torch.optim.Adam([free], lr=lr)

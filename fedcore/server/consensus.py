@@ -11,32 +11,34 @@ from torch import Tensor
 from fedcore.clients.layout import Tensors
 
 
-def prototype_std(prototypes: Tensor, counts: Tensor | None = None) -> float:
-    """Inter-client standard deviation of [N, C, D], mean over C and D; 0 for a single client.
+class Spread:
+    """Standard deviation between clients of what they have of each class, of any number of them.
 
-    counts [N, C]: look at the holders of a class only, where the others have nothing to compare.
+    Taken piece by piece: means and squared deviations are merged (Chan, Golub, LeVeque 1983), so
+    the pieces' prototypes need not be in memory together.
     """
-    if counts is None:
-        return float(prototypes.std(0, unbiased=False).mean())
-    return _std_of_holders(prototypes, counts, least=1)
 
+    def __init__(self, least: int = 1) -> None:
+        self.least = least  # clients that hold a class, or it does not count
+        self._holders = self._mean = self._squares = torch.zeros(1, 1, dtype=torch.float64)
 
-def unit_prototype_std(prototypes: Tensor, counts: Tensor) -> float:
-    """`prototype_std` of unit prototypes [N, C, D] between the clients that hold a class.
+    def add(self, values: Tensor, held: Tensor) -> None:
+        """Some clients' values [n, C, D] float64; held [n, C] bool: whose count."""
+        share = held[:, :, None].to(values.dtype)  # [n, C, 1]
+        holders = share.sum(0)  # [C, 1]
+        mean = (values * share).sum(0) / holders.clamp(min=1)  # [C, D]
+        off = (values - mean).square_().mul_(share).sum(0)
+        both = self._holders + holders
+        apart = mean - self._mean
+        self._squares = self._squares + off + apart**2 * self._holders * holders / both.clamp(min=1)
+        self._mean = self._mean + apart * holders / both.clamp(min=1)
+        self._holders = both
 
-    Mean over the classes that at least two clients hold (counts [N, C]); 0 if there is none.
-    """
-    return _std_of_holders(torch.nn.functional.normalize(prototypes, dim=2), counts, least=2)
-
-
-def _std_of_holders(values: Tensor, counts: Tensor, least: int) -> float:
-    """Over the clients that hold a class; mean over the classes that `least` or more hold."""
-    held = (counts > 0).to(values.dtype)[:, :, None]  # [N, C, 1]
-    holders = held.sum(0)  # [C, 1]
-    mean = (values * held).sum(0) / holders.clamp(min=1)
-    variance = ((values - mean).square() * held).sum(0) / holders.clamp(min=1)  # [C, D]
-    shared = holders[:, 0] >= least
-    return float(variance[shared].sqrt().mean()) if shared.any() else 0.0
+    def value(self) -> float:
+        """Mean over D and over the classes that enough clients hold; 0 if there is none."""
+        shared = self._holders[:, 0] >= self.least
+        variance = (self._squares / self._holders.clamp(min=1))[shared]
+        return float(variance.sqrt().mean()) if len(variance) else 0.0
 
 
 def global_prototype_std(prototypes: Tensor) -> float:

@@ -71,7 +71,8 @@ def test_models_that_are_not_kept_give_the_same_rounds(name: str) -> None:
         for round in range(3):
             fold, upload = round_of(group, name, round, weights)
             weights = fold.models_mean(fold.total, 1.0)
-        uploads.append([*upload, *weights.values()])
+        prototypes = upload.prototypes(torch.tensor(EVERYONE))
+        uploads.append([prototypes, upload.label_counts, upload.readings, *weights.values()])
         assert bool(group.state.params) == keep
     for mine, theirs in zip(*uploads, strict=True):
         assert torch.equal(mine.nan_to_num(), theirs.nan_to_num())

@@ -57,7 +57,8 @@ def taken(of: ClientGroup, source: Sequence[int], kept: tuple) -> None:
 
 def rows_of(upload: Upload) -> dict[int, list[Tensor]]:
     """What was uploaded of each client."""
-    columns = (upload.prototypes, upload.label_counts, upload.readings)
+    prototypes = upload.prototypes(torch.arange(len(upload.clients)))
+    columns = (prototypes, upload.label_counts, upload.readings)
     return {k: [c[i] for c in columns] for i, k in enumerate(upload.clients.tolist())}
 
 

@@ -6,18 +6,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from fedcore.clients.assign import balance, form_lanes
 from fedcore.errors import ConfigError, Diverged, ShardError, from_json
 from fedcore.server.average import average_models
-from fedcore.server.combine import COMBINES
+from fedcore.server.combine import COMBINES, Held
 from fedcore.server.comm import LocalComm
 from fedcore.server.consensus import (
+    Spread,
     global_prototype_std,
     model_variance,
-    prototype_std,
     square_distances,
-    unit_prototype_std,
 )
 from fedcore.server.exact import ExactSum
 from fedcore.server.participants import participants
@@ -38,12 +38,12 @@ BEFORE = torch.full((2, 2), -7.0, dtype=torch.float64)
     ],
 )
 def test_combine_on_paper(name: str, wanted: list[list[float]]) -> None:
-    assert COMBINES.get(name)(P, COUNTS, BEFORE, BEFORE).tolist() == wanted
+    assert COMBINES.get(name)([Held(P, COUNTS)], BEFORE, BEFORE).tolist() == wanted
 
 
 @pytest.mark.parametrize("name", ["mean_of_present", "by_samples"])
 def test_a_class_nobody_holds_keeps_its_prototype(name: str) -> None:
-    got = COMBINES.get(name)(P, torch.tensor([[1, 0], [3, 0]]), BEFORE, BEFORE)
+    got = COMBINES.get(name)([Held(P, torch.tensor([[1, 0], [3, 0]]))], BEFORE, BEFORE)
     assert got[1].tolist() == [-7.0, -7.0]
 
 
@@ -55,10 +55,10 @@ def test_server_optimised_is_drawn_to_anchors_and_to_the_clients() -> None:
     counts[:, 0] = 1
     anchors = torch.eye(4, 8, dtype=torch.float64)
     before = torch.zeros(4, 8, dtype=torch.float64)
-    combine = COMBINES.get("server_optimised")
-    drawn = combine(protos, counts, before, anchors, steps=3000, gamma=1e6)
+    combine, clients = COMBINES.get("server_optimised"), [Held(protos, counts)]
+    drawn = combine(clients, before, anchors, steps=3000, gamma=1e6)
     torch.testing.assert_close(drawn, anchors, rtol=0, atol=1e-3)
-    free = combine(protos, counts, before, anchors, steps=500, lr=0.05, gamma=0.0)
+    free = combine(clients, before, anchors, steps=500, lr=0.05, gamma=0.0)
     held = counts > 0
     right = (protos @ free.T).argmax(2) == torch.arange(4)
     assert right[held].all()
@@ -67,22 +67,53 @@ def test_server_optimised_is_drawn_to_anchors_and_to_the_clients() -> None:
         wanted = torch.arange(4).expand(5, -1)[held]
         return torch.nn.functional.cross_entropy((protos @ G.T)[held], wanted).item()
 
-    start = COMBINES.get("mean_of_present")(protos, counts, before, anchors)
+    start = COMBINES.get("mean_of_present")(clients, before, anchors)
     assert loss(free) < 0.1 * loss(start)
-    assert torch.equal(combine(protos, counts, before, anchors, steps=0), start)
+    assert torch.equal(combine(clients, before, anchors, steps=0), start)
 
 
-def test_prototype_std_on_paper() -> None:
-    assert prototype_std(P) == pytest.approx((1.0 + 0.0 + 3.5 + 4.5) / 4)
-    assert prototype_std(P[:1]) == 0.0
+@pytest.mark.parametrize("name", COMBINES.names())
+def test_combining_does_not_depend_on_the_pieces(name: str) -> None:
+    draws = torch.Generator().manual_seed(4)
+    protos = torch.randn(7, 3, 4, generator=draws, dtype=torch.float64)
+    counts = torch.randint(0, 3, (7, 3), generator=draws)
+    before = torch.randn(3, 4, generator=draws, dtype=torch.float64)
+    pieces = [Held(protos[a:b], counts[a:b]) for a, b in ((0, 3), (3, 4), (4, 7))]
+    whole = COMBINES.get(name)([Held(protos, counts)], before, before)
+    assert torch.equal(COMBINES.get(name)(iter(pieces), before, before), whole)
 
 
-def test_unit_prototype_std_looks_at_shared_classes_and_their_holders() -> None:
+def spread_of(values: Tensor, held: Tensor | None = None, least: int = 1) -> float:
+    found = Spread(least)
+    found.add(values.double(), torch.ones(values.shape[:2]) > 0 if held is None else held)
+    return found.value()
+
+
+def test_spread_of_prototypes_on_paper() -> None:
+    assert spread_of(P) == pytest.approx((1.0 + 0.0 + 3.5 + 4.5) / 4)
+    assert spread_of(P[:1]) == 0.0
+    assert Spread().value() == 0.0
+
+
+def test_spread_looks_at_shared_classes_and_their_holders() -> None:
     """Class 0: directions (1, 0) and (0, 1) of the two holders, std 1/2 in both columns."""
-    protos = torch.tensor([[[2.0, 0.0], [7.0, 1.0]], [[0.0, 3.0], [1.0, 9.0]], [[5.0, 5.0]] * 2])
-    counts = torch.tensor([[4, 1], [2, 0], [0, 0]])
-    assert unit_prototype_std(protos.double(), counts) == pytest.approx(0.5)
-    assert unit_prototype_std(protos.double(), torch.zeros(3, 2)) == 0.0
+    protos = torch.tensor([[[1.0, 0.0], [7.0, 1.0]], [[0.0, 1.0], [1.0, 9.0]], [[5.0, 5.0]] * 2])
+    held = torch.tensor([[4, 1], [2, 0], [0, 0]]) > 0
+    assert spread_of(protos, held, 2) == pytest.approx(0.5)
+    assert spread_of(protos, torch.zeros(3, 2) > 0, 2) == 0.0
+
+
+@pytest.mark.parametrize("off", [0.0, 1e8])
+def test_spread_by_pieces_is_that_of_all(off: float) -> None:
+    """Also where the clients differ by little of what they have: nothing cancels."""
+    draws = torch.Generator().manual_seed(5)
+    values = off + torch.randn(40, 3, 4, generator=draws, dtype=torch.float64)
+    held, found = torch.rand(40, 3, generator=draws) < 0.6, Spread()
+    held[:7, 0] = False  # nobody of the first piece
+    for rows in torch.arange(40).split([7, 1, 20, 12]):
+        found.add(values[rows], held[rows])
+    each = [values[held[:, c], c].std(0, unbiased=False).mean() for c in range(3)]
+    assert found.value() == pytest.approx(float(sum(each) / 3), rel=1e-7 if off else 1e-12)
 
 
 def test_global_prototype_std_on_paper() -> None:
