@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -124,9 +125,10 @@ class ClientGroup:
             self.within = self.nothing_done()
         work = self.within
         queue = self._queue(work, order)
-        while lane := self._next_lane(work, queue, order):
+        while rows := self._next_rows(work, queue):
             try:
-                if not self._go_on(work, lane, order, tick, pause):
+                make = partial(self._lane, work, rows, queue, order)  # in there: not held here
+                if not self._go_on(work, make, order, tick, pause):
                     return False
                 continue
             except (RuntimeError, MemoryError) as error:
@@ -135,7 +137,7 @@ class ClientGroup:
                 why = str(error)
             # outside of the handler: the error holds on to the tensors of the step
             self.launch.forget()
-            self.room.make(work, lane, [self.clients[i] for i in lane.rows], why)
+            self.room.make(work, rows, [self.clients[i] for i in rows], why)
             queue = self._queue(work, order)
         return True
 
@@ -151,7 +153,6 @@ class ClientGroup:
         assert work is not None, "advance comes first"
         rows = (work.done == DONE).nonzero().flatten()
         here = sent(rows, self.device)
-        limit = torch.tensor(torch.inf) if self.fold is None else self.fold.limit
         state, uploads = self.state, work.uploads  # and with it all lanes are back in the store
 
         def prototypes(places: Tensor) -> Tensor:
@@ -162,7 +163,7 @@ class ClientGroup:
             torch.tensor(self.clients, dtype=torch.int64)[rows],
             prototypes,
             self.label_counts[here],
-            readings(work.table[here], self.algorithm, limit),
+            readings(work.table[here], self.algorithm),
         )
 
     def nothing_done(self) -> Within:
@@ -190,10 +191,10 @@ class ClientGroup:
 
     def parts(self, clients: Collection[int]) -> Iterator[tuple[list[int], ClientState]]:
         """The same with all that is kept of them."""
-        lanes: list[list[int]] = []
+        lanes, width = list[list[int]](), self.room.width or self.width
         for lane in self.lanes:
             ids = [k for k in lane if k in clients]
-            lanes += [ids[i : i + self.width] for i in range(0, len(ids), self.width)]
+            lanes += [ids[i : i + width] for i in range(0, len(ids), width)]
         rows = [torch.tensor([self._row[k] for k in ids]) for ids in lanes]
         for number, ids in enumerate(lanes):
             part = self.store.take(rows[number])
@@ -215,13 +216,18 @@ class ClientGroup:
             queue += [left[i : i + self.width] for i in range(0, len(left), self.width)]
         return queue
 
-    def _next_lane(self, work: Within, queue: deque[list[int]], order: Order) -> LaneRound | None:
-        """One that is under way, else the next of the queue, else None."""
+    def _next_rows(self, work: Within, queue: deque[list[int]]) -> list[int]:
+        """Of a lane that is under way, else of the next of the queue; none if all is done."""
+        if work.lanes:
+            return work.lanes[0].rows
+        return self._popped(queue) if queue else []
+
+    def _lane(
+        self, work: Within, rows: list[int], queue: deque[list[int]], order: Order
+    ) -> LaneRound:
+        """The lane of these rows, from where it is; the one after it is announced."""
         if work.lanes:
             return work.lanes[0]
-        if not queue:
-            return None
-        rows = self._popped(queue)
         own = self.algorithm.mode != "averaged"  # they begin from their own models
         part = self.store.take(torch.tensor(rows), own)
         self._upcoming = queue[0][: self.room.width] if queue else []
@@ -268,12 +274,13 @@ class ClientGroup:
     def _go_on(
         self,
         work: Within,
-        lane: LaneRound,
+        make: Callable[[], LaneRound],
         order: Order,
         tick: Ticker,
         pause: Callable[[], bool],
     ) -> bool:
         """Train a lane until the round is over for it; False if it paused before that."""
+        lane = make()
         lane.part = self.launch.adopt(lane.part)
         for epoch in range(lane.epoch, self.epochs):
             like = self.model.prototypes
@@ -297,9 +304,12 @@ class ClientGroup:
         if self.algorithm.upload == "mean_features":
             upload = self._mean_features(ids, part, fixed, order)
         part.drop("round")
-        work.finish(lane, lane.totals.record(part), upload)
+        limits = None if self.fold is None else self.fold.limits
+        record = lane.totals.record(part, limits)
         if self.fold is not None:
             self.fold.add(ids, part)
+        # from here on nothing of size is made: what does not fit did not happen
+        work.finish(lane, record, upload)
         self.store.put(rows, part)
 
     def _ids(self, lane: LaneRound) -> list[int]:

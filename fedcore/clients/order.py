@@ -40,7 +40,7 @@ class Upload(NamedTuple):
 class Fold(Protocol):
     """What adds up the models of a round, lane by lane."""
 
-    limit: Tensor  # []; no magnitude of a client's model may be above it
+    limits: Sequence[Tensor]  # of parameters, and of each batch statistic; of their magnitudes
 
     def add(self, clients: Sequence[int], part: ClientState) -> None:
         """These clients are through."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from fedcore.algorithms import Algorithm
 from fedcore.clients.layout import Tensors
 from fedcore.clients.state import ClientState, sent
 from fedcore.clients.step import StepReadings
+
+Limits = Sequence[Tensor] | None
+"""Of the parameters, and of each batch statistic, each []; above it a sum of models runs over."""
 
 READINGS = (
     "base",
@@ -63,12 +68,12 @@ class Totals:
         totals.steps = tensors["steps"].cpu()
         return totals
 
-    def record(self, state: ClientState) -> Tensor:
+    def record(self, state: ClientState, limits: Limits = None) -> Tensor:
         """What `readings` needs of these clients once the round is over: [K, 4 + 2 (6 + n)]."""
         assert self.sums is not None  # a client has at least one step
         assert self.last is not None
         steps = sent(self.steps, self.sums.device)[:, None].double()
-        own = [steps, largest(state)[:, None], state.log_var.double()]
+        own = [steps, excess(state, limits)[:, None], state.log_var.double()]
         return torch.cat([*own, self.sums, self.last], 1)
 
 
@@ -77,30 +82,36 @@ def record_width(terms: int) -> int:
     return 4 + 2 * (6 + terms)
 
 
-def readings(records: Tensor, algorithm: Algorithm, limit: Tensor) -> Tensor:
+def readings(records: Tensor, algorithm: Algorithm) -> Tensor:
     """[K, len(READINGS) + n] float64 in the order of READINGS, then the terms; of records.
 
-    For all clients of a round at once: it is a score of small operations. limit []: a client with a
-    parameter above it counts as not finite.
+    For all clients of a round at once: it is a score of small operations. A client with a number
+    above its limit counts as not finite.
     """
     width = 6 + len(algorithm.terms)
-    steps, largest, log_var = records[:, :1], records[:, 1], records[:, 2:4]
+    steps, excess, log_var = records[:, :1], records[:, 1], records[:, 2:4]
     sums, last = torch.split(records[:, 4:], width, dim=1)
     mean = sums / steps
     _, _, raw, effective, norm, rest = last[:, :6].unbind(1)
     sound = torch.isfinite(mean[:, 0]) & torch.isfinite(mean[:, 1]) & torch.isfinite(norm)
-    sound &= largest <= limit
+    sound &= excess <= 1
     log_variances = algorithm.rule.form.log_variances(log_var).unbind(1)
     columns = [mean[:, 0], mean[:, 1], raw, effective, *log_variances, norm, rest, sound.double()]
     return torch.cat([torch.stack(columns, 1), mean[:, 6:]], 1)
 
 
-def largest(state: ClientState) -> Tensor:
-    """Largest magnitude [K] of each client's parameters; not finite if one of these, or one of the
-    batch statistics, is not."""
-    values = state.weights  # aminmax and the infinity norm are twenty times slower over an axis
-    found = torch.maximum(values.amax(1), -values.amin(1)).double()
-    for buffer in state.buffers.values():
-        if buffer.is_floating_point():
-            found = found + 0 * buffer.flatten(1).sum(1).double()
+def excess(state: ClientState, limits: Limits = None) -> Tensor:
+    """Largest parameter or batch statistic [K] of each client, over its limit; nan if one of them
+    is not finite."""
+    statistics = [v.flatten(1) for v in state.buffers.values() if v.is_floating_point()]
+    found: Tensor = torch.zeros(len(state), dtype=torch.float64, device=state.log_var.device)
+    for number, values in enumerate([state.weights, *statistics]):
+        limit = torch.inf if limits is None else limits[number]
+        found = torch.maximum(found, magnitude(values) / limit)  # hands on a nan
     return found
+
+
+def magnitude(values: Tensor) -> Tensor:
+    """Largest magnitude [K] float64 of values [K, n]."""
+    # aminmax and the infinity norm are twenty times slower over an axis
+    return torch.maximum(values.amax(1), -values.amin(1)).double()

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from fedcore.clients.within import LEFT_OUT, LaneRound, Within
+from fedcore.clients.within import LEFT_OUT, Within
 from fedcore.errors import ConfigError
 
 Answer = Literal["shrink", "skip", "fail"]
@@ -26,12 +26,12 @@ class Room:
         self.width: int | None = None  # None = every lane has fitted so far
         self.notes: list[str] = []  # sentences, for whoever tells them
 
-    def make(self, work: Within, lane: LaneRound, ids: list[int], why: str) -> None:
-        """Take the lane back. Its clients are then to do again, fewer at once, or left out.
+    def make(self, work: Within, rows: list[int], ids: list[int], why: str) -> None:
+        """Take their lane back. These clients are then to do again, fewer at once, or left out.
 
         Raises `ConfigError` if there is no way on.
         """
-        work.lanes.remove(lane)
+        work.lanes = [lane for lane in work.lanes if lane.rows != rows]
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         reason = why.splitlines()[0][:200]
@@ -44,7 +44,7 @@ class Room:
                 "time from now on, which rounds differently"
             )
             return
-        work.done[lane.rows[0]] = LEFT_OUT
+        work.done[rows[0]] = LEFT_OUT
         self.notes.append(f"client {ids[0]} does not fit into memory and is left out: {reason}")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedcore.clients.readings import largest
+from fedcore.clients.readings import magnitude
 from fedcore.clients.state import ClientState
 from fedcore.server.comm import Comm
 from fedcore.server.exact import ExactRow, ExactSum
@@ -28,7 +28,8 @@ EXPLOSION = 1024 * GROWTH
 """With this growth a client counts as diverged: the sum would run over."""
 
 STATISTICS = 2.0**16
-"""The same as `GROWTH` for each batch statistic, from its largest number or from 1."""
+"""The same as `GROWTH` for each batch statistic, from its largest number or from 1; it explodes at
+1,024 times that, too."""
 
 COUNTS = 2.0**36
 """Integers of a model, such as a batch norm's number of batches, stay below this."""
@@ -45,16 +46,16 @@ class ModelFold:
 
     def __init__(self, start: ClientState, shares: Mapping[int, float]) -> None:
         self.shares, self.like = shares, start
-        first = largest(start)[0]
-        self.limit = EXPLOSION * first  # []
         weights, *statistics = _numbers(start, 0)
-        bounds = [(GROWTH * first).expand(len(weights))]
-        for values in statistics:  # each on a scale of its own: they may be far apart
-            most = values.abs().amax().double().clamp(min=1) * STATISTICS
-            bounds.append(most.expand(values.numel()))
-        self._numbers = ExactRow(torch.cat(bounds) if statistics else bounds[0])
+        # each statistic on a scale of its own: they may be far apart
+        bounds = [GROWTH * magnitude(weights[None])]
+        bounds += [STATISTICS * magnitude(v.view(1, -1)).clamp(min=1) for v in statistics]
+        self.limits: Sequence[Tensor] = [bound[0] * EXPLOSION / GROWTH for bound in bounds]
+        sizes = [v.numel() for v in (weights, *statistics)]
+        rows = [bound.expand(size) for bound, size in zip(bounds, sizes, strict=True)]
+        self._numbers = ExactRow(torch.cat(rows) if statistics else rows[0])
         counts = sum(v.numel() for v in _counts(start, 0))
-        self._counts = ExactRow(torch.full_like(first, COUNTS).expand(counts))
+        self._counts = ExactRow(torch.full_like(bounds[0], COUNTS).expand(counts))
         self._before: Tensor | None = None
 
     def add(self, clients: Sequence[int], part: ClientState) -> None:

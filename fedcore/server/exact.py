@@ -66,7 +66,9 @@ class ExactRow:
         pieces = torch.split(self._room, [part.numel() for part in values])
         for piece, part in zip(pieces, values, strict=True):
             piece.copy_(part.reshape(-1))
-        self._total += self._room.mul_(weight * self.scale).round_()
+        # in place: a lack of memory in here would leave a sum with half a lane in it. The scale is
+        # a power of two and rounds nothing
+        self._total += self._room.mul_(self.scale).mul_(weight).round_()
 
     @property
     def total(self) -> Tensor:

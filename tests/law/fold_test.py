@@ -11,7 +11,7 @@ from torch import Tensor
 from fedcore.clients.group import ClientGroup
 from fedcore.clients.layout import Tensors
 from fedcore.clients.order import Upload
-from fedcore.clients.readings import READINGS
+from fedcore.clients.readings import READINGS, excess
 from fedcore.server.average import EXPLOSION, ModelFold, average_models
 from fedcore.server.comm import LocalComm
 from tests.toy import ToyData, toy_group, toy_order
@@ -93,9 +93,24 @@ def test_a_model_that_outgrows_the_scale_is_reported_as_not_finite() -> None:
     """Its integers would run over; a thousandfold within a round is no training any more."""
     group = toy_group("fedavg", [0], ToyData([20]), lr=1e9, momentum=0.0)
     fold, upload = round_of(group, "fedavg", 0, None)
-    assert group.state.weights.abs().max() > fold.limit
-    assert float(fold.limit) == pytest.approx(EXPLOSION * 4, rel=0.9)
+    assert group.state.weights.abs().max() > fold.limits[0]
+    assert float(fold.limits[0]) == pytest.approx(EXPLOSION * 4, rel=0.9)
     assert upload.readings[0, READINGS.index("finite")] == 0
+
+
+def test_a_batch_statistic_that_outgrows_its_scale_is_too() -> None:
+    """Of a variance of 1e10 the integers would run over, and the mean have no meaning."""
+    group = made("fedavg", EVERYONE, True, 1)
+    start = group.start_of(toy_order("fedavg", 0, EVERYONE))
+    assert start is not None
+    part, limits = group.store.take(torch.arange(len(SIZES))), ModelFold(start, SHARES).limits
+    assert excess(part, limits).max() < 1
+    name = next(name for name in part.buffers if "running_var" in name)
+    part.buffers[name][2, 0] = 1e10
+    assert (excess(part, limits) > 1).tolist() == [False, False, True, False]
+    assert (excess(part) <= 1).all(), "but without a sum it is only large"
+    part.buffers[name][1, 0] = torch.nan
+    assert excess(part).isnan().tolist() == [False, True, False, False]
 
 
 def test_large_batch_statistics_do_not_blur_the_weights() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 
 from fedcore.clients import launch
 from fedcore.clients.group import ClientGroup
+from fedcore.clients.readings import Totals
 from fedcore.clients.room import Answer, Room, is_out_of_memory
 from fedcore.errors import ConfigError
+from fedcore.server.average import ModelFold
 from tests.toy import ToyData, toy_group, toy_order
 
 SIZES = [20, 9, 13, 1]
@@ -56,6 +59,58 @@ def test_a_lane_is_halved_until_it_fits_and_ends_as_a_narrow_one(small: Any, aft
     wide.room.notes.clear()
     wide.train(toy_order("v14", 1, [0, 1, 2, 3]))
     assert not wide.room.notes, "the next round begins with lanes that fit"
+
+
+def too_large(clients: int) -> None:
+    if clients > 2:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+@pytest.mark.parametrize("where", ["take", "add", "record"])
+def test_it_may_be_full_at_the_beginning_or_the_end_of_a_lane(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """When the models are fetched, or when they are added up: no client counts twice."""
+    sums = []
+    for full in (False, True):
+        made = toy_group("fedavg", [0, 1, 2, 3], ToyData(SIZES), width=4)
+        made.room, order = Room("shrink"), toy_order("fedavg", 0, [0, 1, 2, 3])
+        start = made.start_of(order)
+        assert start is not None
+        fold = made.fold = ModelFold(start, {k: SIZES[k] / sum(SIZES) for k in range(4)})
+        if full:
+            owner = {"take": made.store, "add": fold, "record": Totals}[where]
+            real = getattr(owner, where)
+
+            def checked(first: Any, *rest: Any, real: Any = real) -> Any:
+                too_large(len(first.steps) if isinstance(first, Totals) else len(first))
+                return real(first, *rest)
+
+            monkeypatch.setattr(owner, where, checked)
+        assert made.train(order).clients.tolist() == [0, 1, 2, 3]
+        assert len(made.room.notes) == full
+        sums.append(fold.models_mean(fold.total, 1.0))
+    for name, values in sums[0].items():
+        torch.testing.assert_close(sums[1][name], values, rtol=0, atol=1e-9)
+
+
+def test_nothing_of_a_lane_that_did_not_fit_stays_in_memory(
+    small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, held, seen = group(4, "shrink"), list[Any](), list[bool]()
+    take = made.store.take
+
+    def watched(*words: Any) -> Any:
+        seen.extend(ref() is None for ref in held)
+        part = take(*words)
+        held.append(weakref.ref(part))
+        return part
+
+    monkeypatch.setattr(made.store, "take", watched)
+    small(2)
+    made.train(toy_order("v14", 0, [0, 1, 2, 3]))
+    assert seen
+    assert all(seen)
 
 
 def test_a_client_that_does_not_fit_alone_is_left_out_for_the_round(small: Any) -> None:
