@@ -3,7 +3,7 @@
     PYTHONPATH=. .venv/bin/python bench/collectives.py [--ranks 1 2 4 8] [--repeats 7]
 
 - order: one broadcast of anchors and global prototypes;
-- upload: one gather of the clients' prototypes, counts and readings;
+- upload: the clients' prototypes, counts and readings, gathered by the piece and put in order;
 - average: the exact mean of flat models of 0.5M and 11M parameters, two clients a rank: turned into
   64-bit integers, added up on each rank, one integer sum over all ranks, turned back;
 - beside it, in turns: the same clients added up as floats and one plain float all_reduce, and an
@@ -56,15 +56,25 @@ def acts(here: Any, clients: int) -> tuple[dict[str, Callable[[], Any]], dict[st
     import torch.distributed as dist
 
     from bench import engine
+    from fedcore.clients.order import Upload
+    from fedcore.server.uploads import Exchange
 
     comm = here.comm
     order = torch.randn(4 + 2 * CLASSES * WIDTH, dtype=torch.float64)
-    upload = torch.randn(clients, 1 + CLASSES + CLASSES * WIDTH + READINGS, dtype=torch.float64)
+    prototypes, rows = torch.randn(clients, CLASSES, WIDTH), torch.arange(clients)
+    counts = torch.ones(clients, CLASSES, dtype=torch.int64)
+    readings = torch.randn(clients, READINGS, dtype=torch.float64)
+    owned = [range(r * clients, (r + 1) * clients) for r in range(comm.size)]
+    mine = Upload(rows + owned[comm.rank][0], lambda at: prototypes[at], counts, readings)
+    exchange, everyone = Exchange(comm, owned), range(clients * comm.size)
     made: dict[str, Callable[[], Any]] = {
         "order": lambda: comm.broadcast(order),
-        "upload": lambda: comm.gather(upload),
+        "upload": lambda: list(exchange.pieces(mine, everyone)),
     }
-    size = {"order": order.nbytes, "upload": upload.nbytes}
+    size = {
+        "order": order.nbytes,
+        "upload": 4 * clients * (1 + CLASSES + CLASSES * WIDTH + 2 * READINGS),
+    }
     levels = Levels(comm.rank, comm.size) if comm.size >= 4 else None
     share = 1 / (clients * comm.size)
     for name, count in SIZES.items():

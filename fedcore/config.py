@@ -38,8 +38,8 @@ class ClientConfig(Section):
     """Augmented views V of each sample in a step."""
     width: Positive | Literal["auto"] = 1
     """Clients trained at once in a lane; 1 = one after another, auto = the fastest of a short
-    measurement, once for a model, batch and device. Another width rounds differently (equal to
-    1e-12 in fp64); for a given width any number of ranks gives the same bits."""
+    measurement, once for a model, batch and device. Another width rounds differently (1e-12 of a
+    round in fp64); for a given width any number of ranks gives the same bits."""
     step: Literal["auto", "eager", "graph", "compile"] = "auto"
     """How a step is launched: graph = captured as a CUDA graph, compile = by torch.compile; auto =
     a graph on CUDA devices, eager on a CPU. What cannot be captured runs eagerly; it is told."""

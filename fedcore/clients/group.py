@@ -56,7 +56,7 @@ class ClientGroup:
         self.clients = sorted(k for lane in self.lanes for k in lane)
         self._row = {client: i for i, client in enumerate(self.clients)}
         self.data, self.model, self.algorithm, self.hyper = data, model, algorithm, hyper
-        self.setup = Setup(model, algorithm, hyper, autocast)
+        self.setup = Setup(model, algorithm, hyper, autocast, width=self.width)
         self.rounds, self.epochs, self.room = rounds, epochs, Room(out_of_memory)
         # by way of `room`, whose list of notes is replaced when they are told
         self.launch = launch(self.setup, lambda words: self.room.notes.append(words))

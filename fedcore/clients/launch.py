@@ -29,7 +29,7 @@ WARM = 3
 
 
 SIZES = 4
-"""Lanes of at most so many different sizes are captured, or compiled for: each takes memory."""
+"""Lanes of at most so many different sizes are captured: each takes memory."""
 
 
 class Launch(Protocol):
@@ -79,21 +79,19 @@ class Eager:
 
 
 class Compiled(Eager):
-    """Forward pass and losses by torch.compile, the rest eagerly."""
+    """Forward pass and losses by torch.compile, the rest eagerly; of full lanes only.
+
+    Compiled code rounds differently, so which steps run it may not depend on the lanes that this
+    rank has met: numbers would depend on the ranks.
+    """
 
     def __init__(self, setup: Setup, tell: Teller = print) -> None:
         super().__init__(setup._replace(call=plainly))
         self._tell, self._losses = tell, torch.compile(losses, dynamic=False)
-        self._widths: set[int] = set()  # of the lanes that it is compiled for
         self._off = False
 
-    def adopt(self, part: ClientState) -> ClientState:
-        if len(self._widths) < SIZES:
-            self._widths.add(len(part))
-        return part
-
     def __call__(self, part: ClientState, *inputs: Any) -> StepReadings:
-        if self._off or len(part) not in self._widths:  # the end of a lane: not worth compiling
+        if self._off or len(part) != self.setup.width:
             return self.step(part, *inputs)
         try:
             return local_step(self.setup, part, *inputs, evaluate=self._losses)

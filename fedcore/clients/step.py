@@ -67,6 +67,7 @@ class Setup(NamedTuple):
     hyper: Hyper
     autocast: bool = False  # the forward pass in bfloat16
     call: Callable[[ProtoHead, Tensors, Tensor], Tensor] = swapped
+    width: int = 1  # clients of a full lane
 
 
 def look(

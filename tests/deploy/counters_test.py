@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.procs, pytest.mark.prometheus]
 def test_a_counter_starts_anew_and_nothing_is_counted_twice(tmp_path: Path) -> None:
     run, port = tmp_path / "run", free_port()
     with stack.running(tmp_path / "stack") as watching:
-        words = ("--config", "smoke", "--set", "rounds=30", f"metrics.port={port}")
+        words = ("--config", "smoke", "--set", "rounds=90", f"metrics.port={port}")
         words = (*words, f"metrics.targets={watching.targets}")
         first = runs.start(0, run, *words)
-        runs.wait_for(lambda: watching.query("fedcore_round > 15"), "over half of it in Prometheus")
+        runs.wait_for(lambda: watching.query("fedcore_round > 50"), "over half of it in Prometheus")
         first.terminate()
         runs.finish(first)
         assert runs.summary(run)["status"] == "stopped"
-        assert runs.completed(0, run, *words)["rounds"] == 30
+        assert runs.completed(0, run, *words)["rounds"] == 90
         [series] = watching.query("fedcore_samples_total[10m]")
         [resets] = watching.query("resets(fedcore_samples_total[10m])")
         [last] = watching.query("last_over_time(fedcore_progress_ratio[10m])")

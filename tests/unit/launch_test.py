@@ -98,6 +98,40 @@ def test_a_loss_that_cannot_be_compiled_runs_eagerly_and_it_is_told(
         assert torch.equal(found.state.tensors()[key], values), key
 
 
+@pytest.mark.parametrize("lanes", [[[0, 1, 2], [3, 4]], [[3, 4], [0, 1, 2]], [[3, 4]]])
+def test_what_is_compiled_does_not_depend_on_the_lanes_a_rank_has(
+    monkeypatch: pytest.MonkeyPatch, lanes: list[list[int]]
+) -> None:
+    """Steps of three clients, never of two: be they a lane of their own or the end of one."""
+    compiled: list[Any] = []
+
+    def compiler(function: Any, **settings: Any) -> Any:
+        def call(*inputs: Any) -> Any:
+            compiled.append(function)
+            return function(*inputs)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    sizes = [20, 20, 5, 20, 20]
+    like = toy_group("v14", [0], ToyData(sizes))
+    group = ClientGroup(
+        lanes,
+        ToyData(sizes),
+        like.model,
+        like.algorithm,
+        like.hyper,
+        rounds=1,
+        epochs=2,
+        width=3,
+        launch=Compiled,
+    )
+    group.train(toy_order("v14", 0, range(5)))
+    full = 0 if len(lanes) == 1 else 2 * like.data.steps(2)  # then client 2 is through
+    assert len(compiled) == full
+    assert not group.room.notes
+
+
 def test_what_is_told_after_older_notes_were_told_is_not_lost() -> None:
     group = toy_group("v14", [0], ToyData([20]))
     told: list[str] = []
