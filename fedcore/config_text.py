@@ -138,6 +138,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> FedError:
         path = [str(part) for part in item["loc"]]
         key, got = ".".join(path) or "configuration", item["input"]
         want, way_out = item["msg"].removeprefix("Value error, "), ""
+        want = want.removeprefix("Input should be ")
         if item["type"] == "extra_forbidden":
             want, way_out = "a known key", _nearest_key(path, model)
         elif item["type"] == "literal_error":
@@ -145,6 +146,10 @@ def explain(error: ValidationError, model: type[BaseModel]) -> FedError:
             way_out = nearest(
                 str(got), item["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
             )
+        elif item["type"] in ("bool_parsing", "bool_type"):
+            want = "true or false"
+        elif item["type"] in ("greater_than_equal", "less_than_equal"):
+            [way_out] = map(str, item["ctx"].values())
         elif item["type"] == "tuple_type":
             want, way_out = "a list", f"[{got}]"
         elif isinstance(got, Mapping | BaseModel):

@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -45,6 +44,7 @@ from fedcore.server.comm import together
 from fedcore.server.fusion import FUSIONS
 from fedcore.telemetry.telemetry import Telemetry
 from fedcore.telemetry.trackers import check_trackers
+from launcher.memory import free_host_memory, free_memory
 from launcher.width import Choice, choose
 from launcher.world import World
 
@@ -218,7 +218,7 @@ def at_home(
     config: RunConfig, world: World, folder: Path, state: ClientState, device: torch.device
 ) -> Store:
     """The clients where `clients.store` says, or else where there is room for them."""
-    size, free = bytes_of(state), psutil.virtual_memory().available // world.place.local_size
+    size, free = bytes_of(state), free_host_memory(world)
     home = config.clients.store
     if home == "auto":
         fits = 2 * size <= free_memory(world)
@@ -245,13 +245,6 @@ def is_streamed(
     samples = sum(manifest.clients[k].samples + aside.get(k, 0) for k in clients)
     held = samples * math.prod(manifest.shape)
     return 2 * held > free_memory(world)
-
-
-def free_memory(world: World) -> int:
-    """Bytes that this rank may still take on its device; of a shared memory, its share."""
-    if world.device.type == "cuda":
-        return torch.cuda.mem_get_info(world.device)[0]
-    return psutil.virtual_memory().available // world.place.local_size
 
 
 def hyper(config: RunConfig) -> Hyper:

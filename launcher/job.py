@@ -147,7 +147,8 @@ class Job:
         try:
             self.run.write_summary(self._summary(error.status, error.exit_code, str(error)))
         except StorageError as storage:
-            print(f"fedcore: {storage}", file=sys.stderr, flush=True)
+            if str(storage) != str(error):
+                print(f"fedcore: {storage}", file=sys.stderr, flush=True)
 
     def _summary(self, status: str, code: int, message: str) -> dict[str, Any]:
         return {

@@ -137,6 +137,7 @@ class ClientGroup:
                 why = str(error)
             # outside of the handler: the error holds on to the tensors of the step
             self.launch.forget()
+            self.store.let_go()
             self.room.make(work, rows, [self.clients[i] for i in rows], why)
             queue = self._queue(work, order)
         return True

@@ -88,17 +88,23 @@ class Compiled(Eager):
     def __init__(self, setup: Setup, tell: Teller = print) -> None:
         super().__init__(setup._replace(call=plainly))
         self._tell, self._losses = tell, torch.compile(losses, dynamic=False)
-        self._off = False
+        self._off = isinstance(setup.algorithm.rule.learner, Hypergradient)
+        self._sound = False  # a step was compiled, and run
 
     def __call__(self, part: ClientState, *inputs: Any) -> StepReadings:
         if self._off or len(part) != self.setup.width:
             return self.step(part, *inputs)
+        statistics = None if self._sound else {k: v.clone() for k, v in part.buffers.items()}
         try:
-            return local_step(self.setup, part, *inputs, evaluate=self._losses)
+            readings = local_step(self.setup, part, *inputs, evaluate=self._losses)
+            self._sound = True
+            return readings
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             self._off = True
+            for name, values in (statistics or {}).items():  # the step may have moved them
+                part.buffers[name].copy_(values)
             self._tell(f"steps run eagerly, since torch.compile cannot: {_first_line(error)}")
             return self.step(part, *inputs)
 

@@ -37,6 +37,9 @@ class Store:
     def ahead(self, rows: Tensor, model: bool = True) -> None:
         """These will be taken next."""
 
+    def let_go(self) -> None:
+        """Hold nothing that was announced: there is no room for it."""
+
     def take(self, rows: Tensor, model: bool = True) -> ClientState:
         """The clients at these rows, copied to the device; model: with their models."""
         return self._state.take(rows, model)
@@ -78,6 +81,10 @@ class Away(Store):
     def ahead(self, rows: Tensor, model: bool = True) -> None:
         """Begin to fetch these."""
         self._next = (rows.tolist(), model), self._thread.submit(self._fetch, rows, model)
+
+    def let_go(self) -> None:
+        """Hold nothing that was fetched."""
+        self._next = None
 
     def take(self, rows: Tensor, model: bool = True) -> ClientState:
         """The clients at these rows, on the device; fetched already if they were announced."""

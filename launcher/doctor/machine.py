@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from launcher.doctor.check import Check, size
+from launcher.memory import memory_limit
 
 PYTHON = (3, 11)
 NEEDED = (
@@ -27,7 +28,6 @@ NEEDED = (
     "prometheus_client",
 )
 ALSO = ("deepspeed", "accelerate", "tokenizers")  # some configurations need them
-CGROUP = Path("/sys/fs/cgroup")
 SHM = Path("/dev/shm")
 SHM_SPACE = 512 * 2**20  # bytes: containers have 64 MiB unless told, and NCCL dies of that
 RANK_MEMORY = 2**29  # bytes: torch alone takes most of it
@@ -137,15 +137,3 @@ def memory(local_size: int) -> Iterator[Check]:
     way_out = f"a larger limit, or fewer ranks on a node: {size(RANK_MEMORY)} each at least"
     found = f"{size(limit)} for {local_size} rank{'s' * (local_size > 1)}"
     yield Check("memory", each >= RANK_MEMORY, found, way_out)
-
-
-def memory_limit() -> int:
-    """Bytes: the least of the machine's memory and the limits of this process's cgroups."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    own = [line.split(":", 2)[2].lstrip("/") for line in lines]
-    places = [CGROUP / "memory.max", CGROUP / "memory/memory.limit_in_bytes"]
-    places += [CGROUP / path / "memory.max" for path in own]
-    places += [CGROUP / "memory" / path / "memory.limit_in_bytes" for path in own]
-    said = [place.read_text().strip() for place in places if place.is_file()]
-    return min([total, *(int(text) for text in said if text.isdigit())])

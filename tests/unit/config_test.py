@@ -19,6 +19,8 @@ from launcher.build import check_names
         ("rouds=3", ["rouds", "3", "Try rounds"]),
         ("data.alfa=3", ["data.alfa", "Try data.alpha"]),
         ("alpha=3", ["alpha", "Try data.alpha"]),
+        ("tf32=maybe", ["tf32", "'maybe'", "want true or false"]),
+        ("evaluate.every=0", ["evaluate.every", "want greater than or equal to 1. Try 1"]),
         ("algorithm.rule.aneal=linear", ["algorithm.rule.aneal", "Try algorithm.rule.anneal"]),
         ("rounds=many", ["rounds", "'many'", "integer"]),
         ("rounds=2.5", ["rounds", "2.5", "integer"]),

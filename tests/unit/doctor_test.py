@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from fedcore.config import RunConfig
+from launcher import memory
 from launcher.doctor import compute, disk, machine, ports, shards, slurm, table, watched
 from launcher.doctor.check import Check, tried
 from launcher.doctor.command import without_ranks
@@ -157,12 +158,12 @@ def test_small_shared_memory_is_bad_between_ranks(monkeypatch: pytest.MonkeyPatc
 
 def test_the_memory_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("1073741824\n")
-    monkeypatch.setattr(machine, "CGROUP", tmp_path)
-    assert machine.memory_limit() == 2**30
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert memory.memory_limit() == 2**30
     assert named(machine.memory(8), "memory").bad
     assert named(machine.memory(1), "memory").ok
     (tmp_path / "memory.max").write_text("max\n")
-    assert machine.memory_limit() > 2**30
+    assert memory.memory_limit() > 2**30
 
 
 def test_a_card_that_others_use_and_one_with_errors_are_told() -> None:

@@ -72,10 +72,15 @@ def test_a_step_that_cannot_be_captured_runs_eagerly_and_it_is_told() -> None:
         assert torch.equal(found.state.tensors()[key], values), key
 
 
-def test_hypergradients_are_not_captured() -> None:
+def test_hypergradients_are_not_captured_or_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They look at held-out samples between steps."""
     recorder = Recorder()
     trained("hypergradient", lambda group: Graphed(group.setup, record=recorder))
     assert recorder.captured == 0
+    monkeypatch.setattr(torch, "compile", lambda function, **settings: None)
+    told: list[str] = []
+    trained("hypergradient", lambda group: Compiled(group.setup, told.append))
+    assert not told
 
 
 def test_a_loss_that_cannot_be_compiled_runs_eagerly_and_it_is_told(
@@ -83,6 +88,8 @@ def test_a_loss_that_cannot_be_compiled_runs_eagerly_and_it_is_told(
 ) -> None:
     def no_compiler(function: Any, **settings: Any) -> Any:
         def fails(*inputs: Any) -> Any:
+            for values in inputs[3].values():  # batch statistics, which a step moves as it goes
+                values.add_(1)
             raise RuntimeError("no working C++ compiler")
 
         return fails
