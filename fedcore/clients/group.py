@@ -154,11 +154,13 @@ class ClientGroup:
         assert work is not None, "advance comes first"
         rows = (work.done == DONE).nonzero().flatten()
         here = sent(rows, self.device)
-        state, uploads = self.state, work.uploads  # and with it all lanes are back in the store
+        self.store.settle()
+        uploads = work.uploads
 
         def prototypes(places: Tensor) -> Tensor:
-            held = state.params["prototypes"] if uploads is None else uploads
-            return sent(held[sent(rows[places], held.device)], self.device)
+            if uploads is None:
+                return self.store.prototypes(rows[places])
+            return uploads[sent(rows[places], uploads.device)]
 
         return Upload(
             torch.tensor(self.clients, dtype=torch.int64)[rows],

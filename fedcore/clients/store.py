@@ -34,6 +34,9 @@ class Store:
         """All of the clients, with everything that was put back."""
         return self._state
 
+    def settle(self) -> None:
+        """All that was put back is at home."""
+
     def ahead(self, rows: Tensor, model: bool = True) -> None:
         """These will be taken next."""
 
@@ -75,8 +78,18 @@ class Away(Store):
     @property
     def state(self) -> ClientState:
         """All of the clients, once the last ones are back."""
-        self._settle(0)
+        self.settle()
         return self._state
+
+    def settle(self) -> None:
+        """Wait for what is on its way."""
+        self._wait_for_puts(0)
+
+    def prototypes(self, rows: Tensor) -> Tensor:
+        """Those of clients that are not on their way back, on the device."""
+        found = super().prototypes(rows)
+        self._forget()
+        return found
 
     def ahead(self, rows: Tensor, model: bool = True) -> None:
         """Begin to fetch these."""
@@ -99,14 +112,14 @@ class Away(Store):
 
     def put(self, rows: Tensor, part: ClientState) -> None:
         """Begin to write these back; at most one lane is on its way."""
-        self._settle(1)
+        self._wait_for_puts(1)
         done: Any = None
         if self._stream is not None:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
         self._puts.append(self._thread.submit(self._write, rows, part, done))
 
-    def _settle(self, left: int) -> None:
+    def _wait_for_puts(self, left: int) -> None:
         while len(self._puts) > left:
             self._puts.pop(0).result()
 
