@@ -7,13 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedcore.algorithms import Algorithm
 from fedcore.batch import Batch, TrainData
 from fedcore.clients import control, learn
-from fedcore.clients.lanes import over_clients
+from fedcore.clients.features import mean_features
 from fedcore.clients.launch import Eager, Launch, Teller
 from fedcore.clients.layout import Layout, Tensors
 from fedcore.clients.optim import Hyper
@@ -21,7 +20,7 @@ from fedcore.clients.order import Fold, Order, Ticker, Upload
 from fedcore.clients.readings import Totals, readings, record_width
 from fedcore.clients.room import Answer, Room, is_out_of_memory
 from fedcore.clients.state import ClientState, sent
-from fedcore.clients.step import Lane, Setup, look
+from fedcore.clients.step import Lane, Setup
 from fedcore.clients.store import Store, on_device
 from fedcore.clients.within import DONE, TO_DO, LaneRound, Within
 from fedcore.models.proto_head import ProtoHead
@@ -305,7 +304,8 @@ class ClientGroup:
             control.end_round(part, sent(steps, self.device))
         upload = part.params["prototypes"]
         if self.algorithm.upload == "mean_features":
-            upload = self._mean_features(ids, part, fixed, order)
+            views = self.data.epoch(ids, order.round, self.epochs)  # of one more epoch
+            upload = mean_features(self.setup, part, fixed, order.targets, views)
         part.drop("round")
         limits = None if self.fold is None else self.fold.limits
         record = lane.totals.record(part, limits)
@@ -373,30 +373,3 @@ class ClientGroup:
         if (lane.step + 1) % learner.horizon:
             return None
         return self.data.held_out(ids, order.round, lane.epoch, lane.step)
-
-    @torch.no_grad()
-    def _mean_features(
-        self, ids: list[int], part: ClientState, fixed: Lane, order: Order
-    ) -> Tensor:
-        """Mean of z over each client's samples (views of one more epoch) per class: [K, C, D].
-
-        A class the client does not hold has 0.
-        """
-
-        def sums(params: Tensors, buffers: Tensors, sample: Batch, lane: Lane) -> Tensor:
-            view = look(self.setup, params, buffers, sample, lane, order.targets)
-            rows = F.one_hot(view.labels, len(view.prototypes)).to(view.features.dtype)
-            rows = rows * view.weight[:, None]
-            return torch.cat([rows.T @ view.features, rows.sum(0)[:, None]], 1)
-
-        total = F.pad(torch.zeros_like(part.params["prototypes"]), (0, 1))  # the last: how many
-        self.model.eval()
-        try:
-            for batch in self.data.epoch(ids, order.round, self.epochs):
-                k = len(batch.labels)
-                working = part.first(k)
-                found = over_clients(sums, working.params, working.buffers, batch, fixed.first(k))
-                total[:k] += found
-        finally:
-            self.model.train()
-        return total[:, :, :-1] / total[:, :, -1:].clamp(min=1)
