@@ -31,6 +31,7 @@ from launcher.heartbeat import Heartbeat
 from launcher.malloc import keep_blocks
 
 TWICE = 2.0  # seconds within which a second Ctrl-C counts as the first
+HOSTED = 60.0  # seconds for a store that is there before any rank: if not, its agent is gone
 
 
 @dataclass(frozen=True)
@@ -216,13 +217,16 @@ def connect(place: Place, timeout: float) -> Store:
     prefix every rank would try to reach those.
     """
     serves = not place.hosted and place.rank == 0
-    limit = timedelta(seconds=timeout)
+    patience = min(timeout, HOSTED) if place.hosted else timeout
 
     def open_store() -> Store:
-        return TCPStore(place.address, place.port, None, serves, limit, multi_tenant=True)
+        limit = timedelta(seconds=patience)
+        store = TCPStore(place.address, place.port, None, serves, limit, multi_tenant=True)
+        store.set_timeout(timedelta(seconds=timeout))  # from here on it is the other ranks' time
+        return store
 
     try:
-        store = _answer(open_store, timeout + 5)
+        store = _answer(open_store, patience + 5)
     except (RuntimeError, OSError) as error:
         reason = str(error).splitlines()[0]
         if "EADDRINUSE" in reason:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.stack import DEPLOY
-from tests.procs.runs import wait_for
-from tests.procs.scrape_test import free_port
+from tests.procs.runs import free_port, wait_for
 
 pytestmark = [pytest.mark.procs, pytest.mark.prometheus]
 

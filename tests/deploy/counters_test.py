@@ -9,7 +9,7 @@ import pytest
 
 from tests.deploy import stack
 from tests.procs import runs
-from tests.procs.scrape_test import free_port
+from tests.procs.runs import free_port
 
 pytestmark = [pytest.mark.procs, pytest.mark.prometheus]
 

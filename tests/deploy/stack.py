@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from tests.procs import runs
-from tests.procs.scrape_test import free_port
+from tests.procs.runs import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.procs.lm_engines import BF16, ENGINES, STEPS, STOP, TAKEN_ON, VARIANTS
-from tests.procs.runs import ROOT, command, completed, summary
+from tests.procs.runs import ROOT, command, completed, free_port, summary
 
 pytestmark = pytest.mark.procs
 SCRIPT = str(Path(__file__).with_name("lm_engines.py"))
@@ -106,10 +105,3 @@ def test_a_slurm_step_is_one_world(tmp_path: Path) -> None:
     found = summary(tmp_path / "step")
     assert found["world_size"] == 2
     assert found["final_eval_loss"] == pytest.approx(alone["final_eval_loss"], rel=SAME)
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port

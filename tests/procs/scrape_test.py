@@ -32,9 +32,3 @@ def test_a_port_in_use_falls_to_the_next_free_one_and_says_so(tmp_path: Path) ->
         out = runs.finish(process)
     assert runs.summary(tmp_path)["status"] == "completed"
     assert f"metrics port {port} is not free; metrics are on port" in out
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedcore.errors import ConfigError
+from fedcore.errors import CollectiveError, ConfigError
 from fedcore.models import MODELS, ModelSpec
 from fedcore.models.proto_head import build_model
 from fedcore.registry import Registry
 from fedcore.schedule import SCHEDULES, progress
 from fedcore.seeds import generator, seed
+from launcher import world
 from launcher.world import Place, pick_device
+from tests.procs.runs import free_port
 
 ZERO = torch.zeros((), dtype=torch.float64)
 
@@ -120,6 +122,14 @@ def test_the_place_of_a_process() -> None:
         "MASTER_ADDR": "10.0.0.1",
     }
     assert Place.of(step) == Place(3, 4, 1, 2, "10.0.0.1", 20041)
+
+
+def test_a_store_whose_agent_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was there before any rank; half an hour is for ranks that are slower than this one."""
+    monkeypatch.setattr(world, "HOSTED", 0.5)
+    port = free_port()  # where nobody listens
+    with pytest.raises(CollectiveError, match="rendezvous"):
+        world.connect(Place(1, 2, 1, 2, "127.0.0.1", port, hosted=True), 1800.0)
 
 
 def test_a_device_there_is_none_of() -> None:
