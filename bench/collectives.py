@@ -3,7 +3,7 @@
     PYTHONPATH=. .venv/bin/python bench/collectives.py [--ranks 1 2 4 8] [--repeats 7]
 
 - order: one broadcast of anchors and global prototypes;
-- upload: the clients' prototypes, counts and readings, gathered by the piece and put in order;
+- upload: the clients' prototypes, counts and readings, sent by the piece in their order;
 - average: the exact mean of flat models of 0.5M and 11M parameters, two clients a rank: turned into
   64-bit integers, added up on each rank, one integer sum over all ranks, turned back;
 - beside it, in turns: the same clients added up as floats and one plain float all_reduce, and an
@@ -57,23 +57,22 @@ def acts(here: Any, clients: int) -> tuple[dict[str, Callable[[], Any]], dict[st
 
     from bench import engine
     from fedcore.clients.order import Upload
-    from fedcore.server.uploads import Exchange
+    from fedcore.server.uploads import pieces
 
     comm = here.comm
     order = torch.randn(4 + 2 * CLASSES * WIDTH, dtype=torch.float64)
     prototypes, rows = torch.randn(clients, CLASSES, WIDTH), torch.arange(clients)
     counts = torch.ones(clients, CLASSES, dtype=torch.int64)
     readings = torch.randn(clients, READINGS, dtype=torch.float64)
-    owned = [range(r * clients, (r + 1) * clients) for r in range(comm.size)]
-    mine = Upload(rows + owned[comm.rank][0], lambda at: prototypes[at], counts, readings)
-    exchange, everyone = Exchange(comm, owned), range(clients * comm.size)
+    mine = Upload(rows + comm.rank * clients, lambda at: prototypes[at], counts, readings)
+    everyone = range(clients * comm.size)
     made: dict[str, Callable[[], Any]] = {
         "order": lambda: comm.broadcast(order),
-        "upload": lambda: list(exchange.pieces(mine, everyone)),
+        "upload": lambda: list(pieces(comm, mine, everyone)),
     }
     size = {
         "order": order.nbytes,
-        "upload": 4 * clients * (1 + CLASSES + CLASSES * WIDTH + 2 * READINGS),
+        "upload": 4 * len(everyone) * (1 + CLASSES + CLASSES * WIDTH + 2 * READINGS),
     }
     levels = Levels(comm.rank, comm.size) if comm.size >= 4 else None
     share = 1 / (clients * comm.size)

@@ -23,7 +23,7 @@ from fedcore.clients.state import ClientState
 from fedcore.errors import ConfigError, FedError, ShardError
 from fedcore.files import inside, read_json
 
-FORMAT = 4
+FORMAT = 5
 DIGITS = {"round": 5, "step": 8}
 
 

@@ -64,15 +64,7 @@ def yaml_of(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
         return reader.construct_document(node)
     except yaml.YAMLError:
         raise
-    except (
-        RecursionError,
-        LookupError,
-        TypeError,
-        ValueError,
-        ArithmeticError,
-        AttributeError,
-    ) as error:
-        # of values such as 2020-99-99 the library raises what its helpers do
+    except NO_VALUE as error:
         raise yaml.YAMLError(f"a value that is none ({type(error).__name__})") from None
     finally:
         if reader is not None:

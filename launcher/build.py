@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +134,7 @@ def build(
         comm,
         algorithm,
         anchors,
-        owned=[list(chain.from_iterable(lanes)) for lanes in owned],
+        clients=[k for k, n in enumerate(samples) if n],
         rounds=config.rounds,
         per_round=config.clients.per_round,
         seed=config.seed,

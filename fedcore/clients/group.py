@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -126,8 +125,7 @@ class ClientGroup:
         queue = self._queue(work, order)
         while rows := self._next_rows(work, queue):
             try:
-                make = partial(self._lane, work, rows, queue, order)  # in there: not held here
-                if not self._go_on(work, make, order, tick, pause):
+                if not self._go_on(work, rows, queue, order, tick, pause):
                     return False
                 continue
             except (RuntimeError, MemoryError) as error:
@@ -136,8 +134,8 @@ class ClientGroup:
                 why = str(error)
             # outside of the handler: the error holds on to the tensors of the step
             self.launch.forget()
-            self.store.let_go()
-            self.room.make(work, rows, [self.clients[i] for i in rows], why)
+            beside = self.store.let_go()
+            self.room.make(work, rows, [self.clients[i] for i in rows], why, beside=beside)
             queue = self._queue(work, order)
         return True
 
@@ -233,7 +231,7 @@ class ClientGroup:
         own = self.algorithm.mode != "averaged"  # they begin from their own models
         part = self.store.take(torch.tensor(rows), own)
         self._upcoming = queue[0][: self.room.width] if queue else []
-        if self._upcoming:
+        if self._upcoming and not self.room.alone:
             self.store.ahead(torch.tensor(self._upcoming), own)
         work.lanes.append(LaneRound(rows, self._begun(part, order)))
         return work.lanes[0]
@@ -276,13 +274,14 @@ class ClientGroup:
     def _go_on(
         self,
         work: Within,
-        make: Callable[[], LaneRound],
+        rows: list[int],
+        queue: deque[list[int]],
         order: Order,
         tick: Ticker,
         pause: Callable[[], bool],
     ) -> bool:
         """Train a lane until the round is over for it; False if it paused before that."""
-        lane = make()
+        lane = self._lane(work, rows, queue, order)  # not in `advance`, which would hold on to it
         lane.part = self.launch.adopt(lane.part)
         for epoch in range(lane.epoch, self.epochs):
             like = self.model.prototypes
@@ -311,7 +310,7 @@ class ClientGroup:
         record = lane.totals.record(part, limits)
         if self.fold is not None:
             self.fold.add(ids, part)
-        # from here on nothing of size is made: what does not fit did not happen
+        # from here on nothing of size is made on the device: what does not fit did not happen
         work.finish(lane, record, upload)
         self.store.put(rows, part)
 

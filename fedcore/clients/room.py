@@ -24,16 +24,23 @@ class Room:
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
         self.width: int | None = None  # None = every lane has fitted so far
+        self.alone = False  # the next lane is not fetched while one trains
         self.notes: list[str] = []  # sentences, for whoever tells them
 
-    def make(self, work: Within, rows: list[int], ids: list[int], why: str) -> None:
+    def make(
+        self, work: Within, rows: list[int], ids: list[int], why: str, *, beside: bool = False
+    ) -> None:
         """Take their lane back. These clients are then to do again, fewer at once, or left out.
 
+        beside: there were others' states with it; one client is then tried without them first.
         Raises `ConfigError` if there is no way on.
         """
         work.lanes = [lane for lane in work.lanes if lane.rows != rows]
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        if len(ids) == 1 and beside and not self.alone:
+            self.alone = True
+            return
         reason = why.splitlines()[0][:200]
         if self.answer == "fail" or (len(ids) == 1 and self.answer == "shrink"):
             raise _does_not_fit(ids, self.answer, reason)

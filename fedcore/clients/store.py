@@ -10,13 +10,14 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedcore.clients.room import is_out_of_memory
 from fedcore.clients.state import ClientState, sent
 from fedcore.errors import StorageError
 
@@ -40,8 +41,9 @@ class Store:
     def ahead(self, rows: Tensor, model: bool = True) -> None:
         """These will be taken next."""
 
-    def let_go(self) -> None:
-        """Hold nothing that was announced: there is no room for it."""
+    def let_go(self) -> bool:
+        """Hold nothing beside what is at home, for lack of room; whether there was anything."""
+        return False
 
     def take(self, rows: Tensor, model: bool = True) -> ClientState:
         """The clients at these rows, copied to the device; model: with their models."""
@@ -95,16 +97,21 @@ class Away(Store):
         """Begin to fetch these."""
         self._next = (rows.tolist(), model), self._thread.submit(self._fetch, rows, model)
 
-    def let_go(self) -> None:
-        """Hold nothing that was fetched."""
-        self._next = None
+    def let_go(self) -> bool:
+        """Hold nothing that was fetched or is on its way back."""
+        held = bool(self._next or self._puts)
+        if self._next is not None:
+            wait([self._next[1]])
+            self._next = None
+        self.settle()
+        return held
 
     def take(self, rows: Tensor, model: bool = True) -> ClientState:
         """The clients at these rows, on the device; fetched already if they were announced."""
         if self._next is None or self._next[0] != (rows.tolist(), model):
             self.ahead(rows, model)
         assert self._next is not None
-        part, self._next = self._next[1].result(), None
+        part, self._next = self._fetched(self._next), None
         if self._stream is None:
             return part
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
@@ -122,6 +129,16 @@ class Away(Store):
     def _wait_for_puts(self, left: int) -> None:
         while len(self._puts) > left:
             self._puts.pop(0).result()
+
+    def _fetched(self, asked: tuple[Asked, Future[ClientState]]) -> ClientState:
+        """What came of it; asked for again if there was no room beside the lane before."""
+        (rows, model), coming = asked
+        try:
+            return coming.result()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        return self._thread.submit(self._fetch, torch.tensor(rows), model).result()
 
     def _used_here(self, values: Tensor) -> Tensor:
         values.record_stream(torch.cuda.current_stream(self.device))

@@ -63,11 +63,6 @@ class Within:
     uploads: Tensor | None  # [K, C, D] what they upload, if it is not a part of the state
     lanes: list[LaneRound] = field(default_factory=list)  # under way
 
-    def left(self, rows: Sequence[int]) -> list[int]:
-        """Those of the rows that no lane under way has and that are to do."""
-        taken = {row for lane in self.lanes for row in lane.rows}
-        return [row for row in rows if self.done[row] == TO_DO and row not in taken]
-
     def finish(self, lane: LaneRound, record: Tensor, upload: Tensor) -> None:
         """The lane is through. Nothing waits for the device."""
         rows = torch.tensor(lane.rows)

@@ -1,8 +1,8 @@
 """The weighted mean of models over all ranks, with the same bits on any number of them.
 
 `ModelFold` adds models up as they come, on a scale that is known before the round; `average_models`
-takes models that are all there. Both need 16 bytes a number beside the models, and 16 more while
-the sum is turned back into floats.
+takes models that are all there. Both need 16 bytes a number beside the models (a fold with batch
+statistics 24), and 16 more while the sum is turned back into floats.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ from fedcore.server.combine import COMBINES, Held
 from fedcore.server.comm import Comm
 from fedcore.server.consensus import Spread
 from fedcore.server.participants import participants
-from fedcore.server.uploads import Exchange, Piece
+from fedcore.server.uploads import Piece, pieces
 
 
 @dataclass
@@ -83,7 +82,7 @@ class ServerCollective:
         algorithm: Algorithm,
         anchors: Tensor,
         *,
-        owned: Sequence[Collection[int]],  # by each rank: all clients that have samples
+        clients: Sequence[int],  # all that have samples
         rounds: int,
         per_round: int | None,
         seed: int,
@@ -91,8 +90,7 @@ class ServerCollective:
         row: int = 0,  # P, for control variates
     ) -> None:
         self.comm, self.algorithm, self.anchors = comm, algorithm, anchors
-        self.clients, self.rounds = sorted(chain.from_iterable(owned)), rounds
-        self.exchange = Exchange(comm, owned)
+        self.clients, self.rounds = sorted(clients), rounds
         self.per_round, self.seed = per_round, seed
         self.start = {k: v.detach().clone() for k, v in start.items()}
         self.like = self.start["prototypes"]  # dtype and device of what clients receive
@@ -154,7 +152,7 @@ class ServerCollective:
     def _uploads(self, upload: Upload, order: Order, got: Collected) -> Iterator[Held]:
         """What each client holds; the rest is noted on the way."""
         everyone = self.algorithm.upload != "mean_features"  # else there is nothing to compare
-        for piece in self.exchange.pieces(upload, order.participants):
+        for piece in pieces(self.comm, upload, order.participants):
             self._check_finite(piece, order.round)
             got.add(piece, everyone)
             yield Held(piece.prototypes, piece.counts)

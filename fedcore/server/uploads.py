@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,7 @@ from fedcore.clients.state import sent
 from fedcore.server.comm import Comm
 
 NUMBERS = 1 << 18
-"""32-bit numbers of all ranks in one message: memory is bounded by it and not by the clients."""
+"""32-bit numbers in one message: memory is bounded by it, and not by the number of clients."""
 
 
 class Piece(NamedTuple):
@@ -25,60 +25,55 @@ class Piece(NamedTuple):
     readings: Tensor  # [n, len(READINGS) + terms] float64
 
 
-class Exchange:
-    """Gathers what each rank has of the clients it owns."""
+def pieces(comm: Comm, upload: Upload, participants: Collection[int]) -> Iterator[Piece]:
+    """The uploads of `participants`, on every rank; without those that their ranks left out.
 
-    def __init__(self, comm: Comm, owned: Sequence[Collection[int]]) -> None:
-        self.comm = comm
-        self._owner = {client: rank for rank, own in enumerate(owned) for client in own}
-
-    def pieces(self, upload: Upload, participants: Collection[int]) -> Iterator[Piece]:
-        """The uploads of `participants`; without those that their ranks left out. Collective."""
-        places = {client: i for i, client in enumerate(upload.clients.tolist())}
-        ids, row = sorted(participants), self._packed(upload, [])
-        step = max(1, NUMBERS // row.shape[1])
-        for first in range(0, len(ids), step):
-            piece = self._piece(upload, places, ids[first : first + step])
-            if len(piece.clients):
-                yield piece
-
-    def _piece(self, upload: Upload, places: dict[int, int], ids: list[int]) -> Piece:
-        """One message: all ranks send as many rows as the one that owns most of these clients."""
-        owned: list[list[int]] = [[] for _ in range(self.comm.size)]
-        for client in ids:
-            owned[self._owner[client]].append(client)
-        longest = max(map(len, owned))
-        mine = [places.get(client) for client in owned[self.comm.rank]]
-        here = [i for i, place in enumerate(mine) if place is not None]
-        packed = self._packed(upload, [place for place in mine if place is not None])
-        rows = packed.new_zeros(longest, packed.shape[1])
-        rows[sent(torch.tensor(here, dtype=torch.int64), rows.device)] = packed
-        where = {k: r * longest + i for r, own in enumerate(owned) for i, k in enumerate(own)}
-        table = self.comm.gather(rows).cpu()[[where[k] for k in ids]]  # sync: once a message
+    upload: of this rank's clients. Collective.
+    """
+    places = {client: i for i, client in enumerate(upload.clients.tolist())}
+    like = upload.prototypes(torch.zeros(0, dtype=torch.int64))  # [0, C, D]
+    ids, step = sorted(participants), max(1, NUMBERS // _packed(upload, []).shape[1])
+    for first in range(0, len(ids), step):
+        some = ids[first : first + step]
+        table = comm.sum(_rows(upload, [places.get(client) for client in some])).cpu()  # sync
         there = table[:, 0] == 1
-        return self._unpacked(upload, torch.tensor(ids)[there], table[there])
+        if there.any():
+            yield _piece(torch.tensor(some)[there], table[there], upload, like)
 
-    def _packed(self, upload: Upload, places: list[int]) -> Tensor:
-        """Uploads as rows [n, ...] of 32-bit numbers: a 1, counts, bits of prototypes, of readings.
 
-        So nothing is rounded, and float32 prototypes are not sent as float64.
-        """
-        at = torch.tensor(places, dtype=torch.int64)
-        here = sent(at, upload.readings.device)
-        counts = upload.label_counts[here].int()
-        prototypes = upload.prototypes(at).flatten(1).contiguous().view(torch.int32)
-        readings = upload.readings[here].contiguous().view(torch.int32)
-        return torch.cat([counts.new_ones(len(at), 1), counts, prototypes, readings], 1)
+def _rows(upload: Upload, places: list[int | None]) -> Tensor:
+    """Rows [n, ...] of those clients, of which others have no place here: theirs are 0.
 
-    def _unpacked(self, upload: Upload, clients: Tensor, rows: Tensor) -> Piece:
-        classes, numbers = upload.label_counts.shape[1], 2 * upload.readings.shape[1]
-        like = upload.prototypes(clients[:0])
-        widths = [1, classes, rows.shape[1] - 1 - classes - numbers, numbers]
-        _, counts, prototypes, readings = torch.split(rows, widths, dim=1)
-        values = prototypes.contiguous().view(like.dtype).double()
-        return Piece(
-            clients,
-            counts.long(),
-            values.view(-1, *like.shape[1:]),
-            readings.contiguous().view(torch.float64),
-        )
+    A client is one rank's, so the sum of all ranks' bits is that rank's bits.
+    """
+    here = [row for row, place in enumerate(places) if place is not None]
+    packed = _packed(upload, [place for place in places if place is not None])
+    rows = packed.new_zeros(len(places), packed.shape[1])
+    return rows.index_copy_(0, sent(torch.tensor(here, dtype=torch.int64), rows.device), packed)
+
+
+def _packed(upload: Upload, places: list[int]) -> Tensor:
+    """Uploads as rows [n, ...] of 32-bit numbers: a 1, counts, bits of prototypes, of readings.
+
+    So nothing is rounded, and float32 prototypes are not sent as float64.
+    """
+    at = torch.tensor(places, dtype=torch.int64)
+    here = sent(at, upload.readings.device)
+    counts = upload.label_counts[here].int()
+    prototypes = upload.prototypes(at).flatten(1).contiguous().view(torch.int32)
+    readings = upload.readings[here].contiguous().view(torch.int32)
+    return torch.cat([counts.new_ones(len(at), 1), counts, prototypes, readings], 1)
+
+
+def _piece(clients: Tensor, rows: Tensor, upload: Upload, like: Tensor) -> Piece:
+    """What `_packed` packed."""
+    classes, numbers = upload.label_counts.shape[1], 2 * upload.readings.shape[1]
+    widths = [1, classes, rows.shape[1] - 1 - classes - numbers, numbers]
+    _, counts, prototypes, readings = torch.split(rows, widths, dim=1)
+    values = prototypes.contiguous().view(like.dtype).double()
+    return Piece(
+        clients,
+        counts.long(),
+        values.view(-1, *like.shape[1:]),
+        readings.contiguous().view(torch.float64),
+    )

@@ -9,6 +9,8 @@ import json
 import os
 import resource
 import socket
+import subprocess
+import sys
 from collections import namedtuple
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,11 +19,13 @@ import pytest
 import torch
 
 from fedcore.config import RunConfig
+from fedcore.server.comm import LocalComm
 from launcher import memory
 from launcher.doctor import compute, disk, machine, ports, shards, slurm, table, watched
 from launcher.doctor.check import Check, tried
 from launcher.doctor.command import without_ranks
 from launcher.doctor.group import all_reduces, speed
+from launcher.world import Place, World
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -162,8 +166,33 @@ def test_the_memory_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mo
     assert memory.memory_limit() == 2**30
     assert named(machine.memory(8), "memory").bad
     assert named(machine.memory(1), "memory").ok
+    (tmp_path / "memory.current").write_text(f"{2**29}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {2**28}\n")
+    assert memory.free_host_memory(World(Place(), torch.device("cpu"), LocalComm())) == 3 * 2**28
     (tmp_path / "memory.max").write_text("max\n")
     assert memory.memory_limit() > 2**30
+
+
+def test_the_limit_of_a_job_stands_above_the_group_of_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = tmp_path / "slurm/job_7/step_0/user/task_0"
+    step.mkdir(parents=True)
+    (tmp_path / "slurm/job_7/memory.max").write_text("123456789\n")
+    (step / "memory.max").write_text("max\n")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    path = Path.read_text
+    line = "0::/slurm/job_7/step_0/user/task_0\n"
+    monkeypatch.setattr(
+        Path, "read_text", lambda self: line if self.name == "cgroup" else path(self)
+    )
+    assert memory.memory_limit() == 123456789
+
+
+def test_the_doctor_comes_where_packages_are_missing() -> None:
+    """It is there to say so."""
+    code = "import sys; sys.modules.update(torch=None, psutil=None); import launcher.doctor.main"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_card_that_others_use_and_one_with_errors_are_told() -> None:

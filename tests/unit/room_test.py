@@ -12,6 +12,7 @@ from fedcore.clients import launch
 from fedcore.clients.group import ClientGroup
 from fedcore.clients.readings import Totals
 from fedcore.clients.room import Answer, Room, is_out_of_memory
+from fedcore.clients.store import Away
 from fedcore.errors import ConfigError
 from fedcore.server.average import ModelFold
 from tests.toy import ToyData, toy_group, toy_order
@@ -111,6 +112,47 @@ def test_nothing_of_a_lane_that_did_not_fit_stays_in_memory(
     made.train(toy_order("v14", 0, [0, 1, 2, 3]))
     assert seen
     assert all(seen)
+
+
+@pytest.mark.parametrize("answer", ["shrink", "skip"])
+def test_a_client_that_fits_only_without_the_next_one_is_trained(
+    monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> None:
+    """Clients at home elsewhere are fetched ahead: that is given up before a client is."""
+    made, step = group(1, answer), launch.local_step
+    plain = group(1, answer)
+    made.store = Away(made.state, torch.device("cpu"))
+
+    def crowded(*words: Any) -> Any:
+        if made.store._next is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return step(*words)
+
+    monkeypatch.setattr(launch, "local_step", crowded)
+    upload = made.train(toy_order("v14", 0, [0, 1, 2, 3]))
+    assert upload.clients.tolist() == [0, 1, 2, 3]
+    assert not made.room.notes
+    monkeypatch.setattr(launch, "local_step", step)
+    plain.train(toy_order("v14", 0, [0, 1, 2, 3]))
+    for name, values in plain.state.tensors().items():
+        assert torch.equal(made.state.tensors()[name], values)
+
+
+def test_a_lane_that_was_fetched_beside_another_is_fetched_again() -> None:
+    """There was no room for it then; the other is gone by the time it is wanted."""
+    store = Away(group(1, "fail").state, torch.device("cpu"))
+    fetch, tries = store._fetch, list[int]()
+
+    def full_at_first(*words: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return fetch(*words)
+
+    store._fetch = full_at_first  # type: ignore[method-assign]
+    store.ahead(torch.tensor([1]))
+    assert torch.equal(store.take(torch.tensor([1])).log_var, store.state.log_var[1:2])
+    assert len(tries) == 2
 
 
 def test_a_client_that_does_not_fit_alone_is_left_out_for_the_round(small: Any) -> None:
