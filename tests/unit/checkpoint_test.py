@@ -110,7 +110,7 @@ def test_a_client_that_is_not_in_it(tmp_path: Path) -> None:
         Checkpoint(folder).load_into(trained([2]).state, [2])
 
 
-@pytest.mark.parametrize("index", ["", "{", "[]", '{"format": 4}', '{"format": 4, "facts": {}}'])
+@pytest.mark.parametrize("index", ["", "{", "[]", '{"format": 5}', '{"format": 5, "facts": {}}'])
 def test_a_damaged_index_names_its_folder(tmp_path: Path, index: str) -> None:
     folder = save(tmp_path, 1)
     (folder / "index.json").write_text(index)
@@ -121,7 +121,7 @@ def test_a_damaged_index_names_its_folder(tmp_path: Path, index: str) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     (folder / "index.json").write_text('{"format": 99, "facts": {}}')
-    with pytest.raises(ConfigError, match="checkpoint format 4"):
+    with pytest.raises(ConfigError, match="checkpoint format 5"):
         Checkpoint(folder)
 
 
