@@ -140,7 +140,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> FedError:
         want, way_out = item["msg"].removeprefix("Value error, "), ""
         want = want.removeprefix("Input should be ")
         if item["type"] == "extra_forbidden":
-            want, way_out = "a known key", _nearest_key(path, model)
+            want, way_out = "a known key", nearest_key(key, model)
         elif item["type"] == "literal_error":
             want = "one of " + item["ctx"]["expected"]
             way_out = nearest(
@@ -165,15 +165,15 @@ def explain(error: ValidationError, model: type[BaseModel]) -> FedError:
 MISTAKES = 6  # told at once
 
 
-def _nearest_key(path: list[str], model: type[BaseModel]) -> str:
-    """The known dotted key most like `path`: in the same section first, then anywhere."""
+def nearest_key(dotted: str, model: type[BaseModel]) -> str:
+    """The known dotted key most like this one: in the same section first, then anywhere."""
     known = list(known_keys(model))
-    parent = ".".join(path[:-1])
+    parent, _, last = dotted.rpartition(".")
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
-    match = nearest(path[-1], list(siblings))
+    match = nearest(last, list(siblings))
     if match in siblings:
         return siblings[match]
-    elsewhere = [k for k in known if k.rpartition(".")[2] == path[-1]]
+    elsewhere = [k for k in known if k.rpartition(".")[2] == last]
     return elsewhere[0] if elsewhere else match
 
 
