@@ -164,11 +164,12 @@ def _explained(item: ErrorDetails, model: type[BaseModel]) -> ConfigError:
 
 
 def _choice(item: ErrorDetails) -> str:
-    """The nearest of the words that are allowed, if they are few."""
+    """The word that may have been meant, where only some are allowed."""
     if item["type"] != "literal_error":
         return ""
     words = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-    return nearest(str(item["input"]), words)
+    match = nearest(str(item["input"]), words)
+    return match if match in words else ""
 
 
 def nearest_key(dotted: str, model: type[BaseModel]) -> str:

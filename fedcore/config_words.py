@@ -95,11 +95,17 @@ def _values(field: Schema) -> str:
     if kind in ("integer", "number"):
         return _number(field, "a whole number" if kind == "integer" else "a number")
     if kind == "array":
-        return f"a list of {_values(field['items']).removeprefix('a ')}"
+        return _list(field)
     words = {"boolean": "true or false", "object": "a mapping", "string": "a text"}
     if kind in words or kind == "null":
         return "a path" if field.get("format") == "path" else words.get(kind, kind)
     return "a folder, or a URL http(s)://, s3:// or gs:// without user and password"
+
+
+def _list(field: Schema) -> str:
+    each = "sections" if "$ref" in field["items"] else _values(field["items"]).removeprefix("a ")
+    least = field.get("minItems", 0)
+    return f"a list of {each}" + (f", at least {least}" if least else "")
 
 
 def _plain(value: Any) -> str:
