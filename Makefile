@@ -44,11 +44,11 @@ test: $(READY) ## the test suite: all that needs no other servers, and no minute
 	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs and not long" $(ARGS)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "$(DESELECT) and procs and not prometheus and not long" $(ARGS)
 
-check: $(READY) ## the gate before a commit: format, lint, types, floors, unit and law tests
+check: $(READY) ## the gate before a commit, in two minutes: format, lint, types, floors, unit and law tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs and not long"
+	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs and not long and not broad"
 
 long: $(READY) ## tests that take about a minute each
 	$(BIN)/python -m pytest --numprocesses=2 -m "$(DESELECT) and long" $(ARGS)
