@@ -5,6 +5,7 @@ CONFIG ?= default
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+BASE   := $(VENV)/.installed
 # set here, so that torchrun does not print its advice about it; see `threads` in the configuration
 export OMP_NUM_THREADS ?= 1
 
@@ -19,14 +20,19 @@ DESELECT   := not gpu and not slurm$(if $(PROMETHEUS),, and not prometheus)$(if 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
 
+$(BASE): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev]'
-	@touch $@
+	@touch $(BASE) $@
 
 setup: $(READY) ## virtual environment with fedcore and its tools in .venv
 
-run: $(READY) ## the main job: RANKS=8 processes train CONFIG=default (real digits, v14)
+run: $(BASE) ## the main job: RANKS=8 processes train CONFIG=default (real digits, v14)
 	$(BIN)/torchrun --standalone --nproc_per_node=$(RANKS) launcher/main.py --config $(CONFIG) $(ARGS)
 
 smoke: ## a small federation in half a minute, 2 processes
@@ -38,11 +44,11 @@ test: $(READY) ## the test suite: all that needs no other servers, and no minute
 	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs and not long" $(ARGS)
 	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile -m "$(DESELECT) and procs and not prometheus and not long" $(ARGS)
 
-check: $(READY) ## the gate before a commit: format, lint, types, floors, unit and law tests
+check: $(READY) ## the gate before a commit, in two minutes: format, lint, types, floors, unit and law tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs and not long"
+	$(BIN)/python -m pytest --numprocesses=auto -m "$(DESELECT) and not procs and not long and not broad"
 
 long: $(READY) ## tests that take about a minute each
 	$(BIN)/python -m pytest --numprocesses=2 -m "$(DESELECT) and long" $(ARGS)

@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     PlainValidator,
 )
+from pydantic_core import PydanticCustomError
 
 from fedcore.files import LONGEST
 
@@ -21,7 +22,7 @@ from fedcore.files import LONGEST
 def _no_switch(value: Any) -> Any:
     """YAML's true would pass as the number 1."""
     if isinstance(value, bool):
-        raise ValueError("a number, not true or false")
+        raise PydanticCustomError("switch", "a number, not true or false")
     return value
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
+from fedcore.config_words import keys_of
 from fedcore.errors import ConfigError, ConfigErrors, FedError
 from fedcore.files import read_bytes
 from fedcore.registry import nearest
@@ -125,28 +127,7 @@ def put(values: dict[str, Any], dotted: str, value: Any) -> None:
 
 def explain(error: ValidationError, model: type[BaseModel]) -> FedError:
     """A pydantic error as key, value and way out."""
-    lines = []
-    for item in error.errors():
-        path = [str(part) for part in item["loc"]]
-        key, got = ".".join(path) or "configuration", item["input"]
-        want, way_out = item["msg"].removeprefix("Value error, "), ""
-        want = want.removeprefix("Input should be ")
-        if item["type"] == "extra_forbidden":
-            want, way_out = "a known key", _nearest_key(path, model)
-        elif item["type"] == "literal_error":
-            want = "one of " + item["ctx"]["expected"]
-            way_out = nearest(
-                str(got), item["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-            )
-        elif item["type"] in ("bool_parsing", "bool_type"):
-            want = "true or false"
-        elif item["type"] in ("greater_than_equal", "less_than_equal"):
-            [way_out] = map(str, item["ctx"].values())
-        elif item["type"] == "tuple_type":
-            want, way_out = "a list", f"[{got}]"
-        elif isinstance(got, Mapping | BaseModel):
-            got = "this section"
-        lines.append(ConfigError(key, got, want, way_out))
+    lines = [_explained(item, model) for item in error.errors()]
     if len(lines) == 1:
         return lines[0]
     # a file that is no configuration at all must not be copied into a log line by line
@@ -157,15 +138,41 @@ def explain(error: ValidationError, model: type[BaseModel]) -> FedError:
 MISTAKES = 6  # told at once
 
 
-def _nearest_key(path: list[str], model: type[BaseModel]) -> str:
-    """The known dotted key most like `path`: in the same section first, then anywhere."""
+def _explained(item: ErrorDetails, model: type[BaseModel]) -> ConfigError:
+    path = [str(part) for part in item["loc"]]
+    name, got, said = ".".join(path) or "configuration", item["input"], item["msg"]
+    key = keys_of(model).get(name)
+    if item["type"] == "extra_forbidden":
+        return ConfigError(name, got, "a known key", nearest_key(name, model))
+    if item["type"] == "value_error":  # a check of ours says it best
+        got = "this section" if isinstance(got, Mapping | BaseModel) else got
+        return ConfigError(name, got, said.removeprefix("Value error, "))
+    if key is not None:
+        return ConfigError(name, got, key.values, _choice(item) or key.default)
+    if name in known_keys(model):
+        return ConfigError(name, got, "a section: keys and values", f"fedcore config {name}")
+    # within a list or a mapping
+    return ConfigError(name, got, said.removeprefix("Input should be "), _choice(item))
+
+
+def _choice(item: ErrorDetails) -> str:
+    """The word that may have been meant, where only some are allowed."""
+    if item["type"] != "literal_error":
+        return ""
+    words = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+    match = nearest(str(item["input"]), words)
+    return match if match in words else ""
+
+
+def nearest_key(dotted: str, model: type[BaseModel]) -> str:
+    """The known dotted key most like this one: in the same section first, then anywhere."""
     known = list(known_keys(model))
-    parent = ".".join(path[:-1])
+    parent, _, last = dotted.rpartition(".")
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
-    match = nearest(path[-1], list(siblings))
+    match = nearest(last, list(siblings))
     if match in siblings:
         return siblings[match]
-    elsewhere = [k for k in known if k.rpartition(".")[2] == path[-1]]
+    elsewhere = [k for k in known if k.rpartition(".")[2] == last]
     return elsewhere[0] if elsewhere else match
 
 

@@ -81,6 +81,26 @@ def metrics() -> None:
 
 @app.command()
 @plain
+def config(
+    key: Annotated[str | None, typer.Argument(help="Explain this key or section only.")] = None,
+    schema: Annotated[bool, typer.Option(help="The JSON schema, for editors.")] = False,
+) -> None:
+    """Every key of a configuration with its values, default and effect (docs/config.md).
+
+    Example: fedcore config clients.width
+    """
+    from launcher import reference
+
+    if schema:
+        typer.echo(reference.schema())
+    else:
+        typer.echo(
+            reference.page() if key is None else reference.explained(key), nl=key is not None
+        )
+
+
+@app.command()
+@plain
 def watch(
     run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a list of runs.")],
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import graphlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ FLOORS = {
     "fedcore.errors": 0,
     "fedcore.config": 0,
     "fedcore.config_text": 0,
+    "fedcore.config_words": 0,
     "fedcore.config_section": 0,
     "fedcore.config_lm": 0,
     "fedcore.config_data": 0,
@@ -91,6 +94,7 @@ NO_USES = re.compile(
 )
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     files = [
         f for top in ("fedcore", "data_shards", "launcher") for f in (ROOT / top).rglob("*.py")
@@ -99,6 +103,7 @@ def modules() -> dict[str, Path]:
     return {name.removesuffix(".__init__"): file for file, name in names.items()}
 
 
+@functools.cache
 def imports(file: Path) -> set[str]:
     """Modules a file imports, those for type checking and inside functions included."""
     found = set()
@@ -136,6 +141,28 @@ def test_imports_go_down(name: str) -> None:
                 assert below == 0 or other.startswith("data_shards"), f"{name} imports {other}"
             if own == 1 and not name.startswith("data_shards"):
                 assert not other.startswith("data_shards"), f"{name} imports {other}"
+
+
+def first_imports(file: Path) -> set[str]:
+    """Modules that a file imports when it is imported."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules() else node.module for name in inner}
+    return found & set(modules())
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {name: first_imports(file) for name, file in modules().items()}
+    graphlib.TopologicalSorter(graph).prepare()  # or CycleError, which names the circle
+
+
+def test_no_file_is_longer_than_a_reader_likes() -> None:
+    long = {name for name, file in modules().items() if file.read_text().count("\n") > 400}
+    assert not long, "more than 400 lines: one idea, one home"
 
 
 @pytest.mark.parametrize("library", sorted(DOORS))

@@ -22,6 +22,8 @@ from fedcore.server.comm import Comm
 from tests.lm_clients_toy import build, config_of, on_ranks
 from tests.pausing import PauseWhen
 
+pytestmark = pytest.mark.broad
+
 FEDAVG = {"lr": 1.0, "momentum": 0.0}
 PLAIN_SGD = {"name": "sgdm", "beta1": 0.0, "lr": 0.1, "weight_decay": 0.1}
 

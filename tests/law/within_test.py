@@ -14,6 +14,8 @@ from fedcore.clients.layout import Tensors
 from fedcore.clients.order import Order, Upload
 from tests.toy import ToyData, toy_group, toy_order
 
+pytestmark = pytest.mark.broad
+
 SIZES = [20, 9, 13, 1]  # 5, 3, 4 and 1 batches in each of two epochs
 EVERYONE = [0, 1, 2, 3]
 DATA = ToyData(SIZES)

@@ -17,6 +17,8 @@ from launcher.doctor.clocks import clocks, skew
 from launcher.doctor.group import timed
 from launcher.doctor.roll import Roll, ranks_in_words
 
+pytestmark = pytest.mark.broad
+
 Found = dict[int, list[Check]]
 
 

@@ -86,7 +86,7 @@ def test_a_value_never_leads_out_of_the_directory(tmp_path: Path) -> None:
         ([{"name": "a"}, {"name": "a"}], ["experiments[1] (a)", "no other experiment"]),
         (
             [{"name": "a"}, {"name": "b", "set": {"lm.model.norm_place": "mid"}}],
-            ["experiments[1] (b): lm.model.norm_place", "'mid'", "'pre' or 'post'"],
+            ["experiments[1] (b): lm.model.norm_place", "'mid'", "pre or post"],
         ),
         (
             [{"name": "a", "each": {"lm.optimizer.lr": [1, -1]}}],

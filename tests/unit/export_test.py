@@ -24,6 +24,8 @@ from launcher.job import Job
 from launcher.prepare import store_dir
 from tests.lm_toy import built, config_of
 
+pytestmark = pytest.mark.broad
+
 ROOT = Path(__file__).parent.parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.S)
 QUIET = ["metrics.enabled=false", "metrics.targets=null"]

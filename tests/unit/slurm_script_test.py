@@ -10,6 +10,8 @@ import pytest
 
 from launcher.submit_script import Resources, Script, run_script
 
+pytestmark = pytest.mark.broad
+
 SRUN = """#!/bin/bash
 echo srun >> "$CALLS"
 {body}

@@ -25,6 +25,8 @@ from fedcore.errors import ConfigError, ShardError
 from launcher import prepare
 from launcher.commands import app
 
+pytestmark = pytest.mark.broad
+
 
 def arrays_in(folder: Path, labels: np.ndarray, fill: int = 0) -> Path:
     """A dataset for `data.source: npy`; its files' sizes do not depend on what they hold."""

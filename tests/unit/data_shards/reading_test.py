@@ -24,6 +24,8 @@ from fedcore.batch import Batch
 from fedcore.errors import ShardError
 from tests.unit.data_shards.toy_store import SIZES, parts, stored
 
+pytestmark = pytest.mark.broad
+
 LANES = ([0], [0, 4, 2, 3, 1], [4, 3], [1])
 
 

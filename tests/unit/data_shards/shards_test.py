@@ -23,6 +23,8 @@ from fedcore.errors import ConfigError, ShardError, StorageError
 from launcher import prepare
 from launcher.commands import app
 
+pytestmark = pytest.mark.broad
+
 SHAPE = (1, 4, 4)
 CPU = torch.device("cpu")
 # client 0 is usual, 1 has none, 2 has one class, 3 has a single sample

@@ -30,6 +30,8 @@ from fedcore.errors import ShardError, StorageError
 from launcher import prepare
 from tests.unit.fuzz.shards_fuzz_test import FILES, file_of
 
+pytestmark = pytest.mark.broad
+
 SHAPE = (1, 8, 8)
 
 

@@ -19,6 +19,8 @@ from tests.toy import ToyData, toy_group
 from tests.unit.checkpoint_test import DATA, save
 from tests.unit.fuzz.hostile import REFUSED, bytes_changed, cases, json_changed, read, value_changed
 
+pytestmark = pytest.mark.broad
+
 GROUP = toy_group("v14", [0, 1, 2], ToyData(DATA.sizes))
 
 

@@ -17,6 +17,8 @@ from launcher import cli, experiments
 from launcher.build import check_names
 from tests.unit.fuzz.hostile import REFUSED, VALUES, bytes_changed, cases, read, value_changed
 
+pytestmark = pytest.mark.broad
+
 QUICK = settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

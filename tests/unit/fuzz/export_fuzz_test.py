@@ -16,6 +16,8 @@ from tests.lm_toy import built, config_of
 from tests.unit.export_test import trained
 from tests.unit.fuzz.hostile import REFUSED, VALUES, cases, read, value_changed
 
+pytestmark = pytest.mark.broad
+
 
 def over(folder: Path, seed: str, count: int, key: str, act: Callable[[], Any]) -> set[bool]:
     """Whether `act` was refused, over changes of the facts (half of them of `key`), sealed anew."""

@@ -23,6 +23,8 @@ from tests.unit.data_shards.text_shards_test import make
 from tests.unit.fuzz.hostile import REFUSED, bytes_changed, cases, json_changed, read
 from tests.unit.safety_test import replace_tar
 
+pytestmark = pytest.mark.broad
+
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:

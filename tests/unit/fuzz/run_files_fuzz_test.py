@@ -28,6 +28,8 @@ from tests.unit.fuzz.hostile import REFUSED, bytes_changed, cases, json_changed,
 from tests.unit.report.pages import complete, stored, with_everything
 from tests.unit.telemetry.made_up import eval_event, step_event
 
+pytestmark = pytest.mark.broad
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -36,6 +36,8 @@ from launcher.shard_tables import remarks, table
 from tests.unit.data_shards.text_shards_test import make
 from tests.unit.fuzz.hostile import REFUSED, bytes_changed, cases, json_changed, read
 
+pytestmark = pytest.mark.broad
+
 SHAPE = (3, 5, 4)
 PIXELS = np.random.default_rng(0).integers(0, 256, (13, *SHAPE), dtype=np.uint8)
 LABELS = np.arange(13, dtype=np.int64) % 3

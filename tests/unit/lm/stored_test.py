@@ -16,6 +16,8 @@ from launcher.lm_stored import load_stored
 from tests.lm_toy import built, config_of
 from tests.pausing import PauseWhen
 
+pytestmark = pytest.mark.broad
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -32,6 +32,8 @@ from tests.unit.telemetry.made_up import (
     whole_run,
 )
 
+pytestmark = pytest.mark.broad
+
 # -- odd files
 
 

@@ -25,6 +25,8 @@ from fedcore.errors import ConfigError
 from fedcore.telemetry import endpoint
 from fedcore.telemetry.endpoint import Endpoint, Listening, Page, Part
 
+pytestmark = pytest.mark.broad
+
 PAGE = b"fedcore_round 3\n"
 
 

@@ -25,6 +25,8 @@ from fedcore.errors import ConfigError
 from fedcore.telemetry import exporter
 from fedcore.telemetry.exporter import Exporter
 
+pytestmark = pytest.mark.broad
+
 NUMBERS = {"rows": [["round", [], 3]], "version": 0, "clients": []}
 
 

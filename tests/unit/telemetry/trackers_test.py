@@ -36,6 +36,8 @@ from tests.unit.telemetry.made_up import (
     whole_run,
 )
 
+pytestmark = pytest.mark.broad
+
 NAMES = ("tensorboard", "wandb", "mlflow")
 CONFIG = flatten(RunConfig().plain())
 Curves = dict[str, list[tuple[int, float]]]

@@ -25,6 +25,8 @@ from tests.unit.data_shards.remote.toys import (
 )
 from tests.web import Handler, Web, says, serving
 
+pytestmark = pytest.mark.broad
+
 
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch) -> Iterator[str]:

@@ -29,6 +29,8 @@ from tests.unit.data_shards.remote.toys import (
 )
 from tests.web import Handler, Web, fetch_at_once, stalls
 
+pytestmark = pytest.mark.broad
+
 
 def test_what_was_read_needs_no_server(web: Web, tmp_path: Path) -> None:
     place = remote(web, tmp_path)

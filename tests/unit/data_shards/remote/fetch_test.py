@@ -20,6 +20,8 @@ from tests.unit.data_shards.remote.toys import (
 )
 from tests.web import Handler, Trick, Web, drops_after, says, sends, serving, stalls
 
+pytestmark = pytest.mark.broad
+
 
 @pytest.mark.parametrize(
     "tricks",

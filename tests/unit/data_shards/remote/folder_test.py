@@ -29,6 +29,8 @@ from tests.unit.data_shards.remote.toys import (
 )
 from tests.web import Web, serving
 
+pytestmark = pytest.mark.broad
+
 
 def test_samples_are_those_of_the_folder(web: Web, tmp_path: Path) -> None:
     place, local = remote(web, tmp_path), tmp_path / "www" / "toy"

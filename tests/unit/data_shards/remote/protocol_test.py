@@ -21,6 +21,8 @@ from tests.unit.data_shards.remote.toys import (
     call,
 )
 
+pytestmark = pytest.mark.broad
+
 HOSTILE = [
     *("pipe:touch /tmp/x", "http://x/a::pipe:touch", "file:///etc", "s3::http://x/y", "s3:///x"),
     *("simplecache::http://x/y", "http://x/a::file:///etc", "ftp://x/y", "github://a:b@c/d"),
