@@ -21,6 +21,7 @@ from fedcore.config_data import DataConfig
 from fedcore.config_lm import LMConfig
 from fedcore.config_section import Place, Positive, PositiveFloat, Section, Share
 from fedcore.config_text import explain, flatten, read_yaml, with_overrides
+from fedcore.extensions import hashes
 
 
 class ClientConfig(Section):
@@ -197,6 +198,23 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     lm: LMConfig | None = None
     """A language-model run instead of a federated one."""
+    extensions: tuple[Place, ...] = ()
+    """Your own Python files: each is imported on every rank before names are looked up, and may
+    register algorithms, loss terms, schedules, models, datasets. A copy is kept with the run."""
+
+    @field_validator("extensions", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        """One path needs no brackets."""
+        return [value] if isinstance(value, str | Path) else value
+
+    @field_validator("extensions")
+    @classmethod
+    def _of_different_names(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        names = [file.name for file in value]
+        if len(set(names)) < len(names):
+            raise ValueError("files of different names, since copies lie in one folder")
+        return value
 
     @model_validator(mode="before")
     @classmethod
@@ -266,10 +284,10 @@ class RunConfig(Section):
         }
 
     def digest(self) -> str:
-        """Eight hex digits that change when a decisive key does."""
+        """Eight hex digits that change when a decisive key or an extension's text does."""
         places = {"data.root": self.data.root, "lm.data.text": self.lm and self.lm.data.text}
         raw = {key: str(place) for key, place in places.items() if place is not None}
-        text = json.dumps(self.decisive() | raw, sort_keys=True)
+        text = json.dumps(self.decisive() | raw | hashes(self.extensions), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -286,7 +304,7 @@ OPERATIONAL = frozenset(
         *("lm.log_every", "lm.eval_batches", "lm.compile", "lm.activation_checkpointing"),
         *("lm.engine", "lm.zero_stage", "lm.offload", "lm.accumulate", "lm.data.text"),
         *("lm.data.vocabulary", "lm.monitor.per_layer", "clients.out_of_memory"),
-        *("clients.store",),
+        *("clients.store", "extensions"),
     }
 )
 """Sections and keys that may differ between a run and its resumption."""

@@ -104,6 +104,7 @@ def _values(field: Schema) -> str:
 
 def _list(field: Schema) -> str:
     each = "sections" if "$ref" in field["items"] else _values(field["items"]).removeprefix("a ")
+    each = {"path": "paths", "text": "names"}.get(each, each)
     least = field.get("minItems", 0)
     return f"a list of {each}" + (f", at least {least}" if least else "")
 

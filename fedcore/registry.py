@@ -30,9 +30,10 @@ class Registry(Generic[T]):
         self._things: dict[str, T] = {}
 
     def add(self, name: str, thing: T) -> T:
-        """Register `thing`; a name taken twice is a defect in the code."""
+        """Register `thing`; `ConfigError` for a name that something else has."""
         if name in self._things:
-            raise ValueError(f"{self.key}: {name!r} is registered twice")
+            want = "a name that is registered once: something else has it already"
+            raise ConfigError(self.key, name, want, "another name in the file that was added")
         self._things[name] = thing
         return thing
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedcore import extensions
 from fedcore.config import RunConfig
 from fedcore.config_text import read_yaml, with_overrides
 from fedcore.errors import ConfigError
@@ -114,7 +115,14 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> RunConfig:
     if LISTED in values:
         want = f"the configuration of one run, and this one lists {LISTED}"
         raise ConfigError("--config", name, want, f"launcher/main.py --config {name}")
-    return RunConfig.of(values)
+    return checked(values)
+
+
+def checked(values: Mapping[str, Any]) -> RunConfig:
+    """The configuration of plain values; names in its `extensions` are known from now on."""
+    config = RunConfig.of(values)
+    extensions.load(config.extensions)
+    return config
 
 
 LISTED = "experiments"

@@ -41,12 +41,18 @@ app.command()(jobs)
 @plain
 def algorithms(
     name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None,
+    extension: Annotated[
+        list[Path] | None, typer.Option(help="Your own file with algorithms (repeatable).")
+    ] = None,
 ) -> None:
     """The declared algorithms (algorithm.name in a configuration), or one of them in full.
 
     Example: fedcore algorithms v13
     """
+    from fedcore import extensions
     from fedcore.algorithms import ALGORITHMS
+
+    extensions.load(extension or [])
 
     if name is not None:
         _explain(name)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedcore import extensions
 from fedcore.checkpoint import Checkpoint, candidates
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, FedError
@@ -16,7 +17,7 @@ from launcher.rundir import RunDir, alone_in, storage
 from launcher.world import World
 
 Identity = dict[str, Any]
-"""What two runs must share to be the same run: decisive keys, and the data by content."""
+"""What two runs must share to be the same run: decisive keys; extensions and data by content."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Entry:
 
 def identity(config: RunConfig, data_sha256: str) -> Identity:
     """What a checkpoint and a summary store, to be compared when a run goes on."""
-    return config.decisive() | {"data (sha256 of the shards)": data_sha256}
+    content = {"data (sha256 of the shards)": data_sha256}
+    return config.decisive() | extensions.hashes(config.extensions) | content
 
 
 def enter(request: Request, run: RunDir, world: World, data_sha256: str) -> Entry:
@@ -82,7 +84,7 @@ def check_stored(run: RunDir, mine: Identity) -> None:
         except FedError as error:
             want = f"a run directory; its config.yaml cannot be read ({error})"
             raise ConfigError("--run-dir", str(run.path), want, "another --run-dir") from None
-        _same(stored, {k: v for k, v in mine.items() if not k.startswith("data (")}, run.path)
+        _same(stored, {k: v for k, v in mine.items() if "(sha256" not in k}, run.path)
     summary = run.read_summary()
     if summary and summary["status"] == "completed" and "identity" in summary:
         _same(summary["identity"], mine, run.path)

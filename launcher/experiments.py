@@ -96,7 +96,7 @@ def _resolved(place: str, base: Mapping[str, Any], changes: Mapping[str, Any]) -
     for key, value in changes.items():
         put(values, key, deepcopy(value))
     try:
-        return RunConfig.of(values)
+        return cli.checked(values)
     except FedError as error:
         _blame_base(base, error)
         raise placed(place, error) from None
@@ -105,7 +105,7 @@ def _resolved(place: str, base: Mapping[str, Any], changes: Mapping[str, Any]) -
 def _blame_base(base: Mapping[str, Any], met: FedError) -> None:
     """Raise the mistake as it is if the keys that all experiments share already have it."""
     try:
-        RunConfig.of(base)
+        cli.checked(base)
     except FedError as error:
         if str(error) == str(met):
             raise

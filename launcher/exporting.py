@@ -13,7 +13,7 @@ from data_shards.manifest import NAME, Manifest, Side
 from data_shards.raw import reading
 from data_shards.sources import SOURCES
 from data_shards.tars import sha256_of
-from fedcore import export
+from fedcore import export, extensions
 from fedcore.algorithms import resolve
 from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
@@ -93,7 +93,9 @@ class Exporter:
         if not file.is_file():
             want = "config.yaml of the run beside its checkpoints"
             raise ConfigError("CHECKPOINT", str(file), want, "the checkpoint in its run")
-        return RunConfig.load(file)
+        config = RunConfig.load(file)
+        extensions.load(self.run.extensions(config))
+        return config
 
     def samples(self) -> dict[int, int]:
         """n_k of every client that has trained in a finished round."""

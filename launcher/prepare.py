@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,11 +200,17 @@ def command(config: RunConfig) -> str:
         "data.labels_per_client": data.labels_per_client,
         "data.seed": config.partition_seed,
         "clients.count": config.clients.count,
+        "extensions": _listed(config.extensions),
     }
     others = _unusual(data) | _taken(SOURCES.get(data.source), data)
     values |= {f"data.{key}": _as_text(value) for key, value in others.items()}
     words = [f"--set {shlex.quote(f'{k}={v}')}" for k, v in values.items() if v is not None]
     return " ".join(["fedcore shards make default", *words])
+
+
+def _listed(files: Sequence[Path]) -> str | None:
+    """Paths as YAML takes them in one word; None for no paths."""
+    return json.dumps([str(file) for file in files]) if files else None
 
 
 def _as_text(value: Any) -> Any:

@@ -68,6 +68,10 @@ class RunDir:
         """What TensorBoard, wandb and MLflow keep, if they are asked for."""
         return self.path / "trackers"
 
+    def extensions(self, config: RunConfig) -> list[Path]:
+        """The run's copies of the user's files, in their order."""
+        return [self.path / "extensions" / file.name for file in config.extensions]
+
     def write_clients(self, classes: int, label_counts: Sequence[Sequence[int]]) -> None:
         """Store how many samples of each class each client holds, once a run begins. [N][C]."""
         facts = {"classes": classes, "label_counts": [list(row) for row in label_counts]}
@@ -128,8 +132,16 @@ class RunDir:
             (self.path / "summary.json").unlink(missing_ok=True)
             remove_halves(self.path)
             write_atomically(self.path / "config.yaml", config.dump())
+            self._keep_extensions(config)
             facts = json.dumps(environment(world), indent=1) + "\n"
             write_atomically(self.path / "environment.json", facts)
+
+    def _keep_extensions(self, config: RunConfig) -> None:
+        """A copy of each file that the run's numbers came from; it may change where it lies."""
+        kept = zip(config.extensions, self.extensions(config), strict=True)
+        for file, copy in kept:
+            make_private(copy.parent)
+            copy.write_bytes(file.read_bytes())
 
     def release(self) -> None:
         """Let other jobs into the directory: the run is over, and this process goes on."""

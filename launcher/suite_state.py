@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedcore import extensions
 from fedcore.checkpoint import candidates, write_atomically
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, Diverged, FedError
@@ -90,7 +91,8 @@ def is_nothing(run: Run, found: State) -> bool:
 def _mine(run: Run, found: State) -> dict[str, Any]:
     """The identity; the data are compared when the run is entered, and here taken as they stand."""
     stored = found.summary.get("identity") or {}
-    return run.config.decisive() | {k: v for k, v in stored.items() if k.startswith("data (")}
+    data = {k: v for k, v in stored.items() if k.startswith("data (")}
+    return run.config.decisive() | extensions.hashes(run.config.extensions) | data
 
 
 def is_settled(found: State) -> bool:

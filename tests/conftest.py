@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from fedcore import extensions
+
 # toy tensors gain nothing from threads, and with other processes about they wait for each other
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest tests/law --extension mine.py`: the law tests of what a file of yours registers."""
+    parser.addoption("--extension", action="append", default=[], type=Path)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Registered before the tests are collected, since they are parametrised by the registries."""
+    extensions.load(config.getoption("--extension"))
 
 
 @pytest.fixture
