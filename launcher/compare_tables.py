@@ -79,3 +79,31 @@ def markdown(groups: Sequence[Group], readout: str) -> str:
         table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         parts += [f"## {group.data}", table]
     return "\n\n".join(parts) + "\n"
+
+
+SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "±": r"$\pm$"}
+SPECIAL |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def latex(groups: Sequence[Group], readout: str) -> str:
+    """A `tabular` for each group, to be `\\input` where `booktabs` is loaded."""
+    parts = [f"% {NOTE}"]
+    for group in groups:
+        titles = header(group, readout)
+        lines = [" & ".join(map(_escaped, cells(group, row, readout))) for row in group.rows]
+        parts += [
+            f"% {group.data}",
+            rf"\begin{{tabular}}{{l{'r' * (len(titles) - 1)}}}",
+            r"\toprule",
+            " & ".join(map(_escaped, titles)) + r" \\",
+            r"\midrule",
+            *(line + r" \\" for line in lines),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+    return "\n".join(parts) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Text as LaTeX prints it, on one line."""
+    return "".join(SPECIAL.get(c, c) for c in " ".join(text.split()))

@@ -10,11 +10,14 @@ from pathlib import Path
 from fedcore.checkpoint import write_atomically
 from fedcore.telemetry.console import console_for
 from launcher.compare import Group, as_json, check_words, groups
+from launcher.compare_alpha import plot_over_alpha
 from launcher.compare_plot import plot_comparison
-from launcher.compare_tables import NOTE, markdown, rich_tables
+from launcher.compare_tables import NOTE, latex, markdown, rich_tables
 from launcher.grid import Cell
 from launcher.rundir import storage
 from launcher.sweep import STOPPED, finished, sweep
+
+PICTURES = (".png", ".pdf")
 
 
 def main(
@@ -37,8 +40,7 @@ def main(
         print("stopped; the same command goes on where this ended", file=sys.stderr)
         return STOPPED
     found = groups(results, baseline)
-    write(found, out, readout)
-    show(found, out, readout)
+    show(found, out, readout, write(found, out, readout))
     return int(any(result.status == "failed" for result in results))
 
 
@@ -50,18 +52,27 @@ def list_cells(cells: Sequence[Cell]) -> None:
     print(f"{len(cells)} runs. Nothing was run.")
 
 
-def write(found: Sequence[Group], out: Path, readout: str) -> None:
-    """table.md, table.json and comparison.png in `out`."""
+def write(found: Sequence[Group], out: Path, readout: str) -> list[str]:
+    """The names of the files of the comparison in `out`; those of alpha if there are several."""
+    texts = {
+        "table.md": markdown(found, readout),
+        "table.tex": latex(found, readout),
+        "table.json": json.dumps(as_json(found, readout), indent=1) + "\n",
+    }
     with storage(out):
-        write_atomically(out / "table.md", markdown(found, readout))
-        write_atomically(out / "table.json", json.dumps(as_json(found, readout), indent=1) + "\n")
-        plot_comparison(found, readout, out / "comparison.png")
+        for name, text in texts.items():
+            write_atomically(out / name, text)
+        pictures = [plot_comparison(found, readout, out / f"comparison{k}") for k in PICTURES]
+        pictures += [
+            p for k in PICTURES if (p := plot_over_alpha(found, readout, out / f"alpha{k}"))
+        ]
+    return [*texts, *(picture.name for picture in pictures)]
 
 
-def show(found: Sequence[Group], out: Path, readout: str) -> None:
+def show(found: Sequence[Group], out: Path, readout: str, names: Sequence[str]) -> None:
     """The tables, and where the files are."""
     console = console_for(sys.stdout)
     for table in rich_tables(found, readout):
         console.print(table)
     console.print(NOTE, highlight=False)
-    console.print(f"{out}/table.md, table.json, comparison.png", highlight=False, soft_wrap=True)
+    console.print(f"{out}/{', '.join(names)}", highlight=False, soft_wrap=True)

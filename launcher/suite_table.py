@@ -45,8 +45,7 @@ def write_and_show(out: Path) -> None:
             _show(found, out)
         else:
             group = accuracies(found)
-            comparing.write([group], out, OWN)
-            comparing.show([group], out, OWN)
+            comparing.show([group], out, OWN, comparing.write([group], out, OWN))
 
 
 def write(found: Sequence[Row], out: Path) -> None:

@@ -221,9 +221,12 @@ def frame(axes: Axes, title: str, grid: Literal["x", "y"] = "y") -> None:
 
 def save(figure: Figure, out: Path) -> Path:
     """Write the picture, whole or not at all: a full disk must not cut the last good one short."""
+    from matplotlib import rc_context
+
     part = out.with_name(f".{out.name}")
     try:
-        figure.savefig(part, format=out.suffix[1:])
+        with rc_context({"pdf.fonttype": 42}):  # fonts that publishers take: not type 3
+            figure.savefig(part, format=out.suffix[1:])
         return part.replace(out)
     finally:
         part.unlink(missing_ok=True)

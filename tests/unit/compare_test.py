@@ -10,8 +10,9 @@ import pytest
 
 from fedcore.errors import ConfigError
 from launcher.compare import as_json, check_words, groups, labels, mean_and_std
+from launcher.compare_alpha import curves, plot_over_alpha
 from launcher.compare_plot import plot_comparison
-from launcher.compare_tables import markdown, percent
+from launcher.compare_tables import latex, markdown, percent
 from launcher.grid import Cell, grid
 from launcher.sweep import Result, finished
 
@@ -149,3 +150,32 @@ def test_unknown_words_are_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="Try v14"):
         check_words(cells(), "own", "v15")
     check_words(cells(), "iffi", "v4")
+
+
+def test_over_alpha_each_row_is_a_line_with_its_spread(tmp_path: Path) -> None:
+    found = groups([completed(c) for c in cells(alphas=[0.5, 0.05])])
+    lines = curves(found, "own")
+    assert [point[0] for point in lines["v14"]] == [0.05, 0.5]
+    assert lines["v14"][0][1:] == pytest.approx((75.0, 11.0), abs=0.01)
+    picture = plot_over_alpha(found, "own", tmp_path / "alpha.pdf")
+    assert picture is not None
+    assert b"/Type0" in picture.read_bytes()  # fonts are embedded as TrueType
+
+
+def test_where_alpha_is_one_or_something_else_differs_there_is_no_such_figure(
+    tmp_path: Path,
+) -> None:
+    one = groups([completed(c) for c in cells()])
+    other = tmp_path / "other.yaml"
+    other.write_text("{data: {source: digits, alpha: 0.7}, clients: {count: 5}, rounds: 1}")
+    two = groups([completed(c) for c in grid(["smoke", str(other)], Path("out"), seeds=1)])
+    assert (curves(one, "own"), curves(two, "own")) == ({}, {})
+    assert plot_over_alpha(one, "own", tmp_path / "alpha.pdf") is None
+
+
+def test_the_table_for_latex_is_escaped_and_has_a_column_each(results: list[Result]) -> None:
+    text = latex(groups(results), "own")
+    row = next(line for line in text.splitlines() if line.startswith("v14"))
+    assert row.startswith(r"v14 & 75.0 $\pm$ 11.0 & 77.0 $\pm$ 11.0 & output\_ensemble & +5.0")
+    assert row.count(" & ") == text[text.index("{l") + 2 :].split("}")[0].count("r")
+    assert row.endswith(r"3 \\")
