@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedcore.checkpoint import Checkpoint
 from fedcore.errors import ShardError, StorageError
+from fedcore.files import parse_json
 from fedcore.models import ModelSpec
 from fedcore.models.proto_head import ProtoHead, build_model
 from fedcore.server.comm import LocalComm
@@ -108,6 +109,20 @@ def replaced(out: Path, fill: Callable[[Path], object]) -> Path:
         with suppress(OSError):  # it has been told
             part.unlink(missing_ok=True)
     return out
+
+
+def read(path: Path) -> tuple[dict[str, Any], Tensors]:
+    """The facts and the tensors of an exported file; `ShardError` for another or a damaged one."""
+    tensors = read_tensors(path)
+    with safe_open(path, framework="pt") as file:
+        said = (file.metadata() or {}).get(HEADER, "")
+    try:
+        facts = parse_json(said)
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict):
+        raise ShardError(str(path), "says nothing about itself", "a file of this fedcore's export")
+    return facts, tensors
 
 
 def read_tensors(path: Path) -> Tensors:

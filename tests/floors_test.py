@@ -45,6 +45,7 @@ FLOORS = {
     "fedcore.saving": 4,
     "fedcore.checkpoint_index": 3,
     "fedcore.export": 3,
+    "fedcore.exported": 3,
     "fedcore.export_onnx": 3,
     "fedcore.federation": 4,
     "fedcore.models_of": 4,

@@ -12,12 +12,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from data_shards.manifest import Manifest
 from data_shards.resident import read_part
+from fedcore import export
 from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
+from fedcore.errors import ShardError
+from fedcore.exported import Exported
 from launcher.cli import Request, load_config
 from launcher.commands import app
 from launcher.job import Job
@@ -66,10 +70,9 @@ def read_as_documented(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch)
         exported(run, folder / f"{what}.safetensors", "--what", what)
     monkeypatch.chdir(folder)
     images, labels = test_set(run)
-    names: dict[str, Any] = {"images": images}
-    for block in BLOCKS[:3]:
-        exec(block, names)
-    return names | {"labels": labels}
+    names: dict[str, Any] = {"images": images, "labels": labels}
+    exec(BLOCKS[0], names)
+    return names
 
 
 @pytest.mark.parametrize("algorithm", ["v14", "otfusion", "fedavg"])
@@ -83,8 +86,10 @@ def test_the_documented_lines_give_the_accuracy_that_the_run_reported(
     for mine, readout in wanted.items():
         assert int((found[mine] == found["labels"]).sum()) / len(found["labels"]) == said[readout]
     assert said["averaged"] != said["feature_ensemble"], "else one would do for the other"
-    assert found["facts"]["clients"] == sorted(set(found["facts"]["clients"]))
-    assert float(found["tensors"]["weights"].sum()) == pytest.approx(1)
+    assert float(found["accuracy"]) == pytest.approx(said["feature_ensemble"])
+    facts, tensors = export.read(tmp_path / "ensemble.safetensors")
+    assert facts["clients"] == sorted(set(facts["clients"]))
+    assert float(tensors["weights"].sum()) == pytest.approx(1)
 
 
 def test_prototypes_are_those_of_the_server(run: Path, tmp_path: Path) -> None:
@@ -219,3 +224,22 @@ def test_of_a_run_with_a_damaged_newest_checkpoint_the_one_before_is_exported(
         assert json.loads(file.metadata()["fedcore"])["checkpoint"] == "round_00001"
     (tmp_path / "run" / "checkpoints" / "best").write_text("round_00001")
     assert exported(tmp_path / "run", tmp_path / "best.safetensors", "--best").is_file()
+
+
+def test_a_run_in_fp64_is_read_out_in_fp64(tmp_path: Path) -> None:
+    run = trained(tmp_path, "precision=fp64", "rounds=1")
+    images, labels = test_set(run)
+    said = json.loads((run / "summary.json").read_text())["accuracy"]
+    for what, readout in (("averaged", "averaged"), ("ensemble", "feature_ensemble")):
+        model = Exported.load(exported(run, tmp_path / f"{what}.safetensors", "--what", what))
+        assert model.features(images).dtype == torch.float64
+        assert float((model.predict(images) == labels).double().mean()) == said[readout]
+
+
+def test_a_file_without_models_is_refused(run: Path, tmp_path: Path) -> None:
+    out = exported(run, tmp_path / "p.safetensors", "--what", "prototypes")
+    with pytest.raises(ShardError, match="holds prototypes"):
+        Exported.load(out)
+    save_file({"prototypes": torch.zeros(2, 2)}, tmp_path / "other.safetensors")
+    with pytest.raises(ShardError, match="says nothing about itself"):
+        Exported.load(tmp_path / "other.safetensors")
