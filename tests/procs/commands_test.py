@@ -44,6 +44,10 @@ def commands(page: str) -> list[str]:
     return [line for line in found if not any(re.match(word, line) for word in ELSEWHERE)]
 
 
+README = (ROOT / "README.md").read_text()
+FILES = dict(re.findall(r"`(\w+\.py)`:\n\n```python\n(.*?)```", README, re.S))
+(USE,) = re.findall(r"\n```\n\n```python\n(.*?)```", README, re.S)
+
 NAMES = {  # what the docs call what is there
     r"/datasets/": "datasets/",
     r"\bRUN\b": "runs/done",
@@ -54,7 +58,7 @@ NAMES = {  # what the docs call what is there
 SMALL = ("rounds=1", "clients.local_epochs=1", "metrics.enabled=false", "metrics.targets=null")
 SMALL_LM = ("lm.steps=2", "lm.data.limit=400000", "lm.eval_batches=1", *SMALL[2:])
 LAST = {  # words of a command that make it small
-    "compare": "--seeds 1 --set rounds=1 --set clients.local_epochs=1",
+    "compare": "--seeds 1 --set rounds=1 --set data.source=digits --set clients.count=4",
     "submit": "--dry-run",
     "watch": "--once",
     "jobs": "",
@@ -93,6 +97,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for i in range(4):
         (folder / "notes" / f"{i}.txt").write_text(f"note {i}: " + "the sea is wide. " * 400)
     (folder / "stories.jsonl").write_text('{"text": "once upon a time there was a hen. "}\n' * 900)
+    for name, code in FILES.items():
+        (folder / name).write_text(code)
     sweep = {"experiments": [{"name": "a", "each": {"data.alpha": [0.1, 1.0]}}]}
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     lists = {"lm": {"steps": 2}, "experiments": [{"name": "a"}, {"name": "b"}]}
@@ -117,6 +123,21 @@ def test_the_commands_of_a_page_run_one_after_another(place: Path, page: str) ->
     for line in commands(page):
         done = ran(place, small(shlex.split(in_place(line), comments=True)))
         assert done.returncode == 0, (line, (done.stdout + done.stderr)[-3000:])
+
+
+def test_the_lines_that_use_an_exported_model_name_a_class_for_each_image(place: Path) -> None:
+    (run,) = (line for line in commands("README.md") if "--run-dir runs/pictures" in line)
+    (make,) = (line for line in commands("README.md") if line.startswith("fedcore shards make"))
+    (export,) = (line for line in commands("README.md") if "checkpoint export" in line)
+    for line in (make, run, export):
+        done = ran(place, small(shlex.split(line)))
+        assert done.returncode == 0, (line, (done.stdout + done.stderr)[-3000:])
+    used = ran(place, ["-c", USE])
+    assert used.returncode == 0, used.stderr
+    lines = used.stdout.splitlines()
+    assert len(lines) == 48
+    assert {line.split()[0].split("/")[2] for line in lines} == {"cat", "dog"}
+    assert {line.split()[1] for line in lines} <= {"0", "1"}
 
 
 def small(words: list[str]) -> list[str]:
