@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from fedcore.config_algorithm import AlgorithmConfig
 from fedcore.config_data import DataConfig
 from fedcore.config_lm import LMConfig
-from fedcore.config_section import Place, Positive, PositiveFloat, Section, Share
+from fedcore.config_section import Named, Place, Positive, PositiveFloat, Section, Share
 from fedcore.config_text import explain, flatten, read_yaml, with_overrides
 from fedcore.extensions import hashes
 
@@ -53,8 +53,9 @@ class ClientConfig(Section):
     need their models."""
     lr: PositiveFloat = 0.05
     """SGD learning rate of the weights and prototypes, at its peak."""
-    lr_schedule: str = "constant"
-    """Schedule of the learning rate over the run: constant, linear, cosine."""
+    lr_schedule: Named = "constant"
+    """Schedule of the learning rate over the run: constant, linear, cosine, or one of yours, by
+    name or with settings, {NAME: {SETTING: value}}."""
     lr_log_var: PositiveFloat = 0.005
     """SGD learning rate of the two log-variances behind a learned lambda."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -276,19 +277,25 @@ class RunConfig(Section):
 
     def decisive(self) -> dict[str, Any]:
         """Flat `a.b: value` of all keys that the numbers of the run depend on."""
-        flat = flatten(self.plain())
-        return {
-            k: v
-            for k, v in flat.items()
-            if k.split(".")[0] not in OPERATIONAL and k not in OPERATIONAL
-        }
+        return {k: v for k, v in flatten(self.plain()).items() if is_decisive(k)}
 
     def digest(self) -> str:
-        """Eight hex digits that change when a decisive key or an extension's text does."""
+        """Eight hex digits that change when a decisive key or an extension's text does.
+
+        Defaults are left out: a key that is new in fedcore, and does what was done before unless it
+        is set, leaves the names of runs as they were.
+        """
+        unusual = flatten(self.model_dump(mode="json", exclude_defaults=True))
+        values: dict[str, Any] = {k: v for k, v in unusual.items() if is_decisive(k)}
         places = {"data.root": self.data.root, "lm.data.text": self.lm and self.lm.data.text}
-        raw = {key: str(place) for key, place in places.items() if place is not None}
-        text = json.dumps(self.decisive() | raw | hashes(self.extensions), sort_keys=True)
+        values |= {key: str(place) for key, place in places.items() if place is not None}
+        text = json.dumps(values | hashes(self.extensions), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def is_decisive(key: str) -> bool:
+    """Whether the numbers of a run depend on that dotted key."""
+    return key.split(".")[0] not in OPERATIONAL and key not in OPERATIONAL
 
 
 STORING = {"store", "shards", "cache"}

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedcore.config_section import Number, Positive, PositiveFloat, Section, Share
+from fedcore.config_section import Named, Number, Positive, PositiveFloat, Section, Share
 
 
 class EntropyStart(Section):
@@ -118,8 +118,9 @@ class RuleConfig(Section):
     """Where lambda starts."""
     learned: LearnedConfig | None = None
     """Who moves lambda: uncertainty (or true), gradnorm, hypergradient; false = nobody."""
-    anneal: str | None = None
-    """s(p): constant, linear, cosine, consensus."""
+    anneal: Named | None = None
+    """s(p): constant, linear, cosine, consensus, or one of yours, by name or with settings,
+    {NAME: {SETTING: value}}."""
     slots: tuple[Literal["weights", "align", "log"], ...] | None = None
     """Where s(p) enters: the weight loss, the sigma loss's align term, its log term."""
     clock: Literal["epoch", "round"] | None = None

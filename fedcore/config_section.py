@@ -34,6 +34,9 @@ Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
+Named = str | dict[str, dict[str, Number]]
+"""What a registry holds: its name, or its name with settings, {NAME: {SETTING: value}}."""
+
 
 def _can_lie_there(value: Path) -> Path:
     """What no file system has a place for would end in an error far from its key."""

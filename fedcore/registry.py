@@ -62,4 +62,13 @@ class Registry(Generic[T]):
         if package:
             root = importlib.import_module(package)
             for module in pkgutil.iter_modules(root.__path__, package + "."):
-                importlib.import_module(module.name)
+                self._import(module.name)
+
+    def _import(self, name: str) -> None:
+        """One file of the package; a slip in it must not look like a defect of everything else."""
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"
+            want = f"a file that can be imported; this raises {words}"
+            raise ConfigError(self.key, name, want, "mending it, or moving it away") from error

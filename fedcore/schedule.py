@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from fedcore.config_section import Named
+from fedcore.errors import ConfigError
 from fedcore.registry import Registry
+from fedcore.settings import check_settings
 
 Clock = Literal["epoch", "round"]
 
@@ -83,3 +86,15 @@ SCHEDULES.add("constant", Constant())
 SCHEDULES.add("linear", Linear())
 SCHEDULES.add("cosine", Cosine())
 SCHEDULES.add("consensus", Consensus())
+
+
+def schedule_of(said: Named, key: str = "algorithm.rule.anneal") -> Schedule:
+    """The schedule of a name, with its settings if some are given; else `ConfigError`."""
+    if isinstance(said, str):
+        return SCHEDULES.get(said, key)
+    if len(said) != 1:
+        raise ConfigError(key, said, "one schedule", f"{key}=cosine")
+    ((name, given),) = said.items()
+    schedule = SCHEDULES.get(name, key)
+    check_settings(schedule, given, f"{key}.{name}")
+    return replace(schedule, **given) if is_dataclass(schedule) else schedule

@@ -17,7 +17,6 @@ from data_shards.read import ShardedData, TestSamples
 from data_shards.sources import SOURCES
 from data_shards.validation import ValidationSamples, counts
 from fedcore.algorithms import Algorithm, resolve
-from fedcore.algorithms.resolve import check_settings
 from fedcore.batch import TrainData, held_out_of
 from fedcore.checkpoint_writer import Checkpoints
 from fedcore.clients.assign import balance, form_lanes, kept_together
@@ -36,11 +35,12 @@ from fedcore.models.proto_head import ProtoHead, build_model
 from fedcore.objective.anchors import ANCHORS
 from fedcore.objective.learners import Hypergradient
 from fedcore.readouts import check_readout
-from fedcore.schedule import SCHEDULES, Constant
+from fedcore.schedule import Constant, schedule_of
 from fedcore.server.collective import ServerCollective
 from fedcore.server.combine import COMBINES
 from fedcore.server.comm import together
 from fedcore.server.fusion import FUSIONS
+from fedcore.settings import check_settings
 from fedcore.telemetry.telemetry import Telemetry
 from fedcore.telemetry.trackers import check_trackers
 from launcher.memory import free_host_memory, free_memory
@@ -62,7 +62,7 @@ def check_names(config: RunConfig) -> Algorithm:
     )
     FUSIONS.get(algorithm.fuse)
     check_trackers(config.metrics.trackers)
-    SCHEDULES.get(config.clients.lr_schedule, "clients.lr_schedule")
+    schedule_of(config.clients.lr_schedule, "clients.lr_schedule")
     _check_discarding(config, algorithm)
     check_readout(algorithm, config.clients.keep_models)
     return algorithm
@@ -251,7 +251,7 @@ def hyper(config: RunConfig) -> Hyper:
     clients = config.clients
     return Hyper(
         lr=clients.lr,
-        lr_schedule=SCHEDULES.get(clients.lr_schedule),
+        lr_schedule=schedule_of(clients.lr_schedule, "clients.lr_schedule"),
         lr_log_var=clients.lr_log_var,
         momentum=clients.momentum,
         weight_decay=clients.weight_decay,

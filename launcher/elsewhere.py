@@ -12,7 +12,7 @@ from data_shards.tars import problems
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, ShardError
 
-RAW = {"content", "vocabulary"}  # settings that are hashes of raw files, which need not be there
+RAW = {"content", "vocabulary", "loader"}  # hashes of raw files, which need not be there
 
 
 def stored(folder: Remote, kind: type[Stored], settings: dict[str, Any], command: str) -> Remote:

@@ -9,6 +9,7 @@ from typing import Any
 from fedcore import extensions
 from fedcore.checkpoint import Checkpoint, candidates
 from fedcore.config import RunConfig
+from fedcore.config_text import put
 from fedcore.errors import ConfigError, FedError
 from fedcore.server.comm import together
 from launcher.checkpoint_stored import whole
@@ -84,7 +85,7 @@ def check_stored(run: RunDir, mine: Identity) -> None:
         except FedError as error:
             want = f"a run directory; its config.yaml cannot be read ({error})"
             raise ConfigError("--run-dir", str(run.path), want, "another --run-dir") from None
-        _same(stored, {k: v for k, v in mine.items() if "(sha256" not in k}, run.path)
+        _same(stored, {k: v for k, v in mine.items() if not is_content(k)}, run.path)
     summary = run.read_summary()
     if summary and summary["status"] == "completed" and "identity" in summary:
         _same(summary["identity"], mine, run.path)
@@ -135,8 +136,27 @@ def set_aside(run: RunDir) -> None:
 
 def _same(stored: Identity, mine: Identity, where: Path) -> None:
     """`ConfigError` listing the keys in which a stored run differs from this one."""
+    stored = _up_to_date(stored)
     keys = sorted(k for k in stored.keys() | mine.keys() if stored.get(k) != mine.get(k))
     if keys:
         changed = ", ".join(f"{k}: {stored.get(k)!r} -> {mine.get(k)!r}" for k in keys)
         want = f"the configuration of the run in {where}"
         raise ConfigError("--resume", changed, want, "another --run-dir, or --resume never")
+
+
+def _up_to_date(stored: Identity) -> Identity:
+    """With the defaults of keys that are newer than the run: they do what it did without them."""
+    values: dict[str, Any] = {}
+    for key, value in stored.items():
+        if not is_content(key):
+            put(values, key, value)
+    try:
+        known = RunConfig.of(values).decisive()
+    except FedError:  # a key that is no more: it is listed as it was stored
+        return stored
+    return known | {key: value for key, value in stored.items() if is_content(key)}
+
+
+def is_content(key: str) -> bool:
+    """Whether it stands for what is in a file, and not for a key of the configuration."""
+    return "(sha256" in key

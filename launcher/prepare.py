@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import json
 import shlex
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from data_shards.write import Dealt, Tick, write
 from fedcore.config import RunConfig
 from fedcore.config_data import DataConfig
 from fedcore.errors import ConfigError, ShardError
+from fedcore.extensions import hashes
 from launcher.elsewhere import given, local_store, outside, stored, verified
 from launcher.once import once
 
@@ -36,7 +38,15 @@ def settings(config: RunConfig) -> dict[str, Any]:
     data, chosen = config.data, dealing(config)
     if data.root is not None and not SOURCES.get(data.source).bundled:
         chosen["content"] = content(data.root, data.cache)
-    return chosen
+    return chosen | _loader(config)
+
+
+def _loader(config: RunConfig) -> dict[str, str]:
+    """The text of a source's own file, if that is an extension: mended, it may load other data."""
+    source = SOURCES.get(config.data.source)
+    module = inspect.getmodule(inspect.unwrap(getattr(source.load, "func", source.load)))
+    files = [f for f in config.extensions if module and str(f.resolve()) == module.__file__]
+    return dict(zip(["loader"], hashes(files).values(), strict=False))
 
 
 def dealing(config: RunConfig) -> dict[str, Any]:

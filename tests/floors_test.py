@@ -23,6 +23,7 @@ FLOORS = {
     "fedcore.config_data": 0,
     "fedcore.config_algorithm": 0,
     "fedcore.registry": 0,
+    "fedcore.settings": 0,
     "fedcore.extensions": 0,
     "fedcore.schedule": 0,
     "fedcore.seeds": 0,

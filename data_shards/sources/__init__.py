@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,10 @@ class Source:
     takes: tuple[str, ...] = ()  # keys of `data` that it depends on, e.g. "size"
     download: Callable[[Path], None] | None = None  # fetch the published files into data.root
 
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"kind is one of {', '.join(get_args(Kind))}, and not {self.kind!r}")
+
 
 SOURCES: Registry[Source] = Registry("data.source", "data_shards.sources")
 
@@ -72,6 +76,8 @@ MOST_CLASSES = 100_000  # a label above it is an identifier, and a prototype eac
 def checked(name: str, source: Source, train: Samples, test: Samples) -> int:
     """The number of classes C; `ShardError` if the two splits cannot be trained on."""
     for split, samples in (("training", train), ("test", test)):
+        if isinstance(samples, Arrays):
+            _check_arrays(name, split, samples)
         if not len(samples.labels):
             problem = f"no labels in the {split} split"
             raise ShardError(name, problem, "at least one sample in each split")
@@ -88,6 +94,20 @@ def checked(name: str, source: Source, train: Samples, test: Samples) -> int:
         problem = f"labels {low}...{high} for {classes} classes"
         raise ShardError(name, problem, "labels 0...C-1 of at least two classes")
     return classes
+
+
+def _check_arrays(name: str, split: str, arrays: Arrays) -> None:
+    """`ShardError` for arrays of another type or layout than `Arrays` says."""
+    images, labels = arrays.images, arrays.labels
+    if images.ndim == 4 and images.shape[3] in (1, 3) and images.shape[1] not in (1, 3):
+        want = "channels before height and width: images.transpose(0, 3, 1, 2)"
+        raise ShardError(name, f"{split} images {list(images.shape)}", want)
+    if images.dtype != np.uint8 or images.ndim != 4:
+        problem = f"{split} images {list(images.shape)} of {images.dtype}"
+        raise ShardError(name, problem, "uint8 [M, channels, height, width]")
+    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+        problem = f"{split} labels {list(labels.shape)} of {labels.dtype} for {len(images)} images"
+        raise ShardError(name, problem, "int64 [M], one label for each image")
 
 
 def _few(labels: NDArray[np.int64]) -> str:

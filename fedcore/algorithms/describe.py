@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fedcore.algorithms.algorithm import Algorithm, term_name
+from fedcore.config_section import Named
 from fedcore.objective.anchors import ANCHORS
-from fedcore.objective.guards import Bounded, Hinge, InverseVariance
+from fedcore.objective.guards import Bounded, Hinge, InverseVariance, NoGuard
 from fedcore.objective.learners import GradNorm, Hypergradient, Uncertainty
 from fedcore.objective.terms import Term
-from fedcore.objective.weighting import FromEntropy, LambdaRule, Slot
+from fedcore.objective.weighting import Fixed, FromEntropy, LambdaRule, Slot
 from fedcore.schedule import SCHEDULES
 
 FORMULA = {"constant": "1", "linear": "1 - p", "cosine": "(1 + cos pi p)/2", "consensus": "spread"}
@@ -54,6 +55,9 @@ def closed_form(rule: LambdaRule) -> str:
         return f"lambda* = {rest} up to {rule.guard.lambda_max:g}; above it the hinge pulls back"
     if isinstance(rule.form, Bounded):
         return f"lambda* = min({rest}, {rule.form.lambda_max:g})"
+    if not isinstance(rule.guard, NoGuard):
+        k = "s" if Slot.LOG in rule.slots else "1"
+        return f"lambda* = rest(B, {bottom}, {k}) of the guard"
     return f"lambda* = {rest}"
 
 
@@ -84,16 +88,27 @@ def _start(rule: LambdaRule) -> str:
     low, high = rule.start.span
     if isinstance(rule.start, FromEntropy):
         return f"{low:g} + {high - low:g} H / log2 C, H the client's label entropy in bits"
-    return f"{low:g}"
+    return f"{low:g}" if isinstance(rule.start, Fixed) else _own(rule.start)
+
+
+def _own(part: object) -> str:
+    """A part of a kind that stands in somebody's own file: what it says of itself."""
+    return f"{part!r} ({' '.join((type(part).__doc__ or '').split())})"
 
 
 def _anneal(rule: LambdaRule) -> str:
-    return FORMULA.get(_schedule_name(rule), _schedule_name(rule))
+    name = _schedule(rule)
+    return FORMULA[name] if isinstance(name, str) and name in FORMULA else _own(rule.anneal)
 
 
-def _schedule_name(rule: LambdaRule) -> str:
-    names = [name for name, schedule in SCHEDULES if schedule == rule.anneal]
-    return names[0] if names else repr(rule.anneal)
+def _schedule(rule: LambdaRule) -> Named | None:
+    """What a configuration calls it; None if it has no name."""
+    for name, schedule in SCHEDULES:
+        if schedule == rule.anneal:
+            return name
+        if type(schedule) is type(rule.anneal) and is_dataclass(rule.anneal):
+            return {name: {f.name: getattr(rule.anneal, f.name) for f in fields(rule.anneal)}}
+    return None
 
 
 def _effective(rule: LambdaRule) -> str:
@@ -133,28 +148,35 @@ def _guard(rule: LambdaRule) -> str:
         return f"{rule.guard.gamma:g} e^-a"
     if isinstance(rule.guard, Hinge):
         return f"{rule.guard.gamma:g} relu(e^(l-a) - {rule.guard.lambda_max:g})"
-    return ""
+    return "" if isinstance(rule.guard, NoGuard) else _own(rule.guard)
 
 
 def _rule_settings(rule: LambdaRule) -> dict[str, Any]:
-    low, high = rule.start.span
-    by_entropy = isinstance(rule.start, FromEntropy)
-    start = {"entropy": {"low": low, "high": high}} if by_entropy else {"fixed": low}
-    found: dict[str, Any] = {
-        "start": start,
-        "learned": _learner_settings(rule),
-        "anneal": _schedule_name(rule),
+    """All that a configuration has a word for; the rest stays as it is declared."""
+    found = {"start": _start_settings(rule), "learned": _learner_settings(rule)}
+    found |= {
+        "anneal": _schedule(rule),
         "slots": [slot.name.lower() for slot in rule.slots if slot.name],
         "clock": rule.clock,
-        "guard": {},
+        "guard": _guard_settings(rule),
         "bound": rule.form.lambda_max if isinstance(rule.form, Bounded) else 0,
     }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _start_settings(rule: LambdaRule) -> Any:
+    low, high = rule.start.span
+    if isinstance(rule.start, FromEntropy):
+        return {"entropy": {"low": low, "high": high}}
+    return {"fixed": low} if isinstance(rule.start, Fixed) else None
+
+
+def _guard_settings(rule: LambdaRule) -> Any:
     if isinstance(rule.guard, InverseVariance):
-        found["guard"] = {"inverse_variance": rule.guard.gamma}
+        return {"inverse_variance": rule.guard.gamma}
     if isinstance(rule.guard, Hinge):
-        hinge = {"gamma": rule.guard.gamma, "lambda_max": rule.guard.lambda_max}
-        found["guard"] = {"hinge": hinge}
-    return found
+        return {"hinge": {"gamma": rule.guard.gamma, "lambda_max": rule.guard.lambda_max}}
+    return {} if isinstance(rule.guard, NoGuard) else None
 
 
 def _learner_settings(rule: LambdaRule) -> Any:

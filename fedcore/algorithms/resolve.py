@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +20,11 @@ from fedcore.objective.guards import (
     NoGuard,
 )
 from fedcore.objective.learners import GradNorm, Hypergradient, Learner, Uncertainty
-from fedcore.objective.terms import OF_ANCHORS, TERMS, Term
+from fedcore.objective.terms import TERMS, Term, reads_anchors
 from fedcore.objective.weighting import Fixed, FromEntropy, LambdaRule, Slot
 from fedcore.registry import nearest
-from fedcore.schedule import SCHEDULES
+from fedcore.schedule import schedule_of
+from fedcore.settings import check_settings
 
 PLAIN = (
     "mode",
@@ -37,10 +37,6 @@ PLAIN = (
     "readout",
 )
 """Fields of an algorithm that a configuration replaces as they are."""
-
-LARGEST_SETTING = 1e5
-MAY_BE_ZERO = ("mu", "gamma", "power")
-"""Settings in which 0 switches something off; others divide, or scale a loss away."""
 
 OF_HOLDERS = ("mean_of_present", "by_samples")
 """Combine rules that look at the holders of a class only."""
@@ -103,9 +99,8 @@ def _check(algorithm: Algorithm) -> None:
 
 
 def _needs_anchors(algorithm: Algorithm) -> bool:
-    looked_at = OF_ANCHORS.intersection(algorithm.term_names)
     fixed, drawn = algorithm.classifier == "anchors", algorithm.combine == "server_optimised"
-    return bool(looked_at) or fixed or drawn
+    return fixed or drawn or any(map(reads_anchors, algorithm.terms))
 
 
 def _with_settings(
@@ -119,23 +114,6 @@ def _with_setting(term: Term, setting: dict[str, float]) -> Term:
     return functools.partial(term, **setting) if setting else term
 
 
-def check_settings(function: Callable[..., Any], setting: Mapping[str, float], key: str) -> None:
-    """`ConfigError` unless each setting is a keyword of `function` and in its range."""
-    parameters = inspect.signature(function).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-    known = list(defaults)
-    for name, value in setting.items():
-        if name not in known:
-            way_out = nearest(name, known) if known else "none: it has no settings"
-            raise ConfigError(f"{key}.{name}", value, "a known setting", way_out)
-        least = 0.0 if name in MAY_BE_ZERO else 1e-9
-        if not least <= value <= LARGEST_SETTING:
-            want = f"a number from {least:g} to {LARGEST_SETTING:g}"
-            raise ConfigError(f"{key}.{name}", value, want, "1.0")
-        if isinstance(defaults[name], int) and value != int(value):
-            raise ConfigError(f"{key}.{name}", value, "a whole number", str(defaults[name]))
-
-
 def _resolve_rule(rule: LambdaRule, config: RuleConfig) -> LambdaRule:
     changes: dict[str, Any] = {}
     if config.start is not None:
@@ -144,7 +122,7 @@ def _resolve_rule(rule: LambdaRule, config: RuleConfig) -> LambdaRule:
             FromEntropy(entropy.low, entropy.high) if entropy else Fixed(float(fixed or 0.0))
         )
     if config.anneal is not None:
-        changes["anneal"] = SCHEDULES.get(config.anneal)
+        changes["anneal"] = schedule_of(config.anneal)
     if config.slots is not None:
         changes["slots"] = functools.reduce(
             Slot.__or__, (Slot[s.upper()] for s in config.slots), Slot.NONE

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedcore.objective.view import View
 from fedcore.registry import Registry
+from fedcore.settings import Divisor
 
 Term = Callable[[View], Tensor]
 
@@ -25,7 +26,7 @@ def cross_entropy(view: View) -> Tensor:
     return view.mean(F.cross_entropy(view.logits, view.labels, reduction="none"))
 
 
-def supcon(view: View, temperature: float = 0.07) -> Tensor:
+def supcon(view: View, temperature: Divisor = 0.07) -> Tensor:
     """Supervised contrastive loss over all views (Khosla et al. 2020, L_out of eq. 2).
 
     Per anchor: minus the mean over its positives (same label, not itself) of the log softmax over
@@ -40,13 +41,13 @@ def supcon(view: View, temperature: float = 0.07) -> Tensor:
     return view.mean(-(log_p * positives).sum(1) / positives.sum(1).clamp(min=1))
 
 
-def proto_feature(view: View, temperature: float = 1.0) -> Tensor:
+def proto_feature(view: View, temperature: Divisor = 1.0) -> Tensor:
     """CE(z P^T / T, y): equal to `cross_entropy` at the published T = 1."""
     scaled = view.logits / temperature
     return view.mean(F.cross_entropy(scaled, view.labels, reduction="none"))
 
 
-def proto_separation(view: View, temperature: float = 1.0) -> Tensor:
+def proto_separation(view: View, temperature: Divisor = 1.0) -> Tensor:
     """CE(P P^T / T, [0 .. C-1]), diagonal included: prototypes move apart."""
     similarity = view.prototypes @ view.prototypes.T / temperature
     return -F.log_softmax(similarity, dim=1).diagonal().mean()
@@ -82,7 +83,7 @@ def dot_regression(view: View) -> Tensor:
     return view.mean(0.5 * ((view.features * view.anchors[view.labels]).sum(1) - 1).square())
 
 
-def balanced_softmax(view: View, scale: float = 10.0, power: float = 1.0) -> Tensor:
+def balanced_softmax(view: View, scale: Divisor = 10.0, power: float = 1.0) -> Tensor:
     """CE(scale z a^T + power log n, y), n the client's label counts (Li et al. 2023).
 
     A class the client does not hold is left out of the softmax. `scale` is the paper's beta.
@@ -100,6 +101,29 @@ def proximal(view: View, mu: float = 0.01) -> Tensor:
     return 0.5 * mu * torch.stack(squares).sum()
 
 
+class _Asked(Exception):
+    """The anchors were."""
+
+
+class _WithoutAnchors(View):
+    @property
+    def anchors(self) -> Tensor:
+        raise _Asked
+
+
+def reads_anchors(term: Term) -> bool:
+    """Whether the term looks at `view.anchors`: it is tried on a batch that has none."""
+    z, P, y = torch.eye(2), torch.eye(2), torch.tensor([0, 1])
+    ones, both = torch.ones(2), {"prototypes": P}
+    try:
+        term(_WithoutAnchors(z, z @ P.T, P, P, P, y, ones, torch.tensor([1, 1]), both, both))
+    except _Asked:
+        return True
+    except Exception:  # a term that wants more of a batch: training will tell
+        return False
+    return False
+
+
 for _term in (
     cross_entropy,
     supcon,
@@ -107,18 +131,10 @@ for _term in (
     proto_separation,
     feature_to_global,
     proximal,
-):
-    TERMS.add(_term.__name__, _term)
-
-_of_anchors = (
     proto_to_anchor,
     present_proto_to_anchor,
     feature_to_anchor,
     dot_regression,
     balanced_softmax,
-)
-for _term in _of_anchors:
+):
     TERMS.add(_term.__name__, _term)
-
-OF_ANCHORS = frozenset(term.__name__ for term in _of_anchors)
-"""Terms that look at `view.anchors`: an algorithm with one of them must say which anchors."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedcore.registry import Registry
+from fedcore.settings import Divisor
 
 
 class Held(NamedTuple):
@@ -66,7 +67,7 @@ def server_optimised(
     previous: Tensor,
     anchors: Tensor,
     steps: int = 200,
-    lr: float = 0.01,
+    lr: Divisor = 0.01,
     gamma: float = 1.0,
 ) -> Tensor:
     """G after `steps` of Adam on mean CE(P_k G^T, class) + gamma MSE(G, anchors).

@@ -11,6 +11,7 @@ from fedcore.config_text import known_keys, with_overrides
 from fedcore.errors import ConfigError, ConfigErrors, FedError
 from launcher import build, cli, main
 from launcher.build import check_names
+from launcher.entry import _same, identity
 
 
 @pytest.mark.parametrize(
@@ -209,3 +210,32 @@ def test_every_key_has_a_description() -> None:
 def test_more_classes_than_the_features_can_hold() -> None:
     with pytest.raises(ConfigError, match=r"model\.feature_dim"):
         build.build_objects(cli.load_config("default", ["model.feature_dim=8"]), (1, 28, 28), 10)
+
+
+def test_a_key_at_its_default_leaves_the_name_of_a_run_as_it_was() -> None:
+    """So a key that is new in fedcore, with the default that does what was done before, does."""
+    plain, said = RunConfig.of({}), RunConfig.of({"clients": {"momentum": 0.9}, "rounds": 10})
+    guarded = {"algorithm": {"rule": {"guard": {"hinge": {"gamma": 1e-5}}}}}
+    full = {"algorithm": {"rule": {"guard": {"hinge": {"gamma": 1e-5, "lambda_max": 50.0}}}}}
+    assert plain.digest() == said.digest()
+    assert RunConfig.of(guarded).digest() == RunConfig.of(full).digest() != plain.digest()
+    assert RunConfig.of({"lm": {}}).digest() != plain.digest()
+    assert RunConfig.of({"clients": {"momentum": 0.8}}).digest() != plain.digest()
+
+
+def test_a_schedule_has_settings_where_its_name_stands() -> None:
+    said = with_overrides({}, ["clients.lr_schedule.decay.rate=3", "algorithm.rule.anneal=linear"])
+    config = RunConfig.of(said)
+    assert config.clients.lr_schedule == {"decay": {"rate": 3.0}}
+    assert config.algorithm.rule.anneal == "linear"
+    assert config.decisive()["clients.lr_schedule.decay.rate"] == 3.0
+
+
+def test_a_run_of_an_older_fedcore_lacks_a_key_and_is_the_same_run() -> None:
+    mine = identity(RunConfig.of({"rounds": 3}), "data")
+    older = {key: value for key, value in mine.items() if key != "clients.carry_momentum"}
+    _same(older, mine, Path("run"))
+    with pytest.raises(ConfigError, match=r"clients\.carry_momentum: False -> True"):
+        _same(older, mine | {"clients.carry_momentum": True}, Path("run"))
+    with pytest.raises(ConfigError, match=r"gone\.key: 1 -> None"):
+        _same(older | {"gone.key": 1}, mine, Path("run"))

@@ -12,7 +12,7 @@ from fedcore.errors import ConfigError
 from fedcore.schedule import SCHEDULES
 from launcher.cli import load_config
 from launcher.entry import identity
-from launcher.prepare import command
+from launcher.prepare import command, store_dir
 from launcher.rundir import RunDir
 
 SCHEDULE = '''"""A schedule."""
@@ -93,3 +93,17 @@ def test_the_copies_of_a_run_are_named_and_names_are_distinct(tmp_path: Path) ->
 def test_the_command_that_makes_shards_names_it(tmp_path: Path) -> None:
     file = written(tmp_path, "own", "x = 1\n")
     assert f"--set 'extensions=[\"{file}\"]'" in command(RunConfig(extensions=(file,)))
+
+
+def test_shards_of_a_mended_loader_are_others(tmp_path: Path) -> None:
+    text = "from data_shards.sources import SOURCES, Source\n"
+    text += "def load(root, split):\n    return {0}\n"
+    text += 'SOURCES.add("{1}", Source(load, kind="digits", about="mine", bundled=True))\n'
+    places = []
+    for number in range(2):  # the second: the same file, mended, in another process
+        name = f"mended{number}"
+        file = written(tmp_path, "own", text.format(number, name))
+        places.append(
+            store_dir(load_config("smoke", [f"extensions={file}", f"data.source={name}"]))
+        )
+    assert len({str(p).replace("mended1", "mended0") for p in places}) == 2

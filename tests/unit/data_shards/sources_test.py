@@ -168,3 +168,25 @@ def test_a_missing_array_is_named(tmp_path: Path) -> None:
         SOURCES.get("npy").load(tmp_path, Split.TEST)
     with pytest.raises(ConfigError, match=r"x_train\.npy.*Try --set data\.root="):
         SOURCES.get("npy").load(None, Split.TEST)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "words"),
+    [
+        (np.zeros((4, 1, 8, 8), np.float32), [0, 1, 0, 1], "of float32. Try uint8"),
+        (np.zeros((4, 8, 8), np.uint8), [0, 1, 0, 1], "Try uint8 [M, channels, height, width]"),
+        (np.zeros((4, 8, 8, 1), np.uint8), [0, 1, 0, 1], "images.transpose(0, 3, 1, 2)"),
+        (np.zeros((4, 1, 8, 8), np.uint8), [0, 1, 0], "training labels [3]"),
+        (np.zeros((4, 1, 8, 8), np.uint8), [0.0, 1.0, 0.0, 1.0], "labels [4] of float64"),
+    ],
+)
+def test_a_loader_that_returns_something_else_is_told(images, labels, words: str) -> None:
+    arrays = Arrays(images, np.asarray(labels))
+    with pytest.raises(ShardError) as told:
+        checked("mine", Source(lambda root, split: arrays, "natural", "mine"), arrays, arrays)
+    assert words in str(told.value)
+
+
+def test_an_unknown_kind_of_images_is_told() -> None:
+    with pytest.raises(ValueError, match="kind is one of digits, natural"):
+        Source(lambda root, split: None, "image", "mine")
