@@ -32,10 +32,9 @@ class Request:
     config: RunConfig
     name: str  # of the configuration, for the run directory
     run_dir: Path
-    named_run_dir: bool  # --run-dir was given
     resume: str  # auto, never or a directory
-    print_config: bool
-    dry_run: bool
+    print_config: bool = False
+    dry_run: bool = False
 
 
 def parser() -> argparse.ArgumentParser:
@@ -101,7 +100,6 @@ def request(given: argparse.Namespace) -> Request:
         config,
         name,
         given.run_dir or Path("runs") / label,
-        given.run_dir is not None,
         given.resume,
         given.print_config,
         given.dry_run,

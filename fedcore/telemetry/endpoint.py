@@ -289,7 +289,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._page()
 
-    do_HEAD = do_GET  # noqa: N815 # the library's name
+    do_HEAD = do_GET  # noqa: N815 - the library's name
 
     def _page(self) -> None:
         try:

@@ -36,7 +36,7 @@ def trained(folder: Path, *changes: str) -> Path:
     settings = [*QUIET, f"data.store={folder / 'store'}", "rounds=2", "clients.per_round=2"]
     config = load_config("smoke", [*settings, *changes])
     run = folder / "run"
-    assert Job(Request(config, "smoke", run, True, "never", False, False))() == 0
+    assert Job(Request(config, "smoke", run, "never"))() == 0
     return run
 
 

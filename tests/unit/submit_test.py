@@ -136,7 +136,7 @@ def test_the_job_trains_what_the_training_command_would(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(found.config)
     assert cli.load_config("config.yaml") == cli.load_config("smoke", overrides)
     words = ["--config", "smoke", "--set", *overrides]
-    assert found.out == cli.request(cli.parser().parse_args(words)).run_dir.absolute()
+    assert found.out == cli.parse(words).run_dir.absolute()
 
 
 def test_experiments_lie_on_top_of_the_configuration() -> None:
