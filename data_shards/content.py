@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from data_shards.tars import AT_ONCE, sha256_of
+from data_shards.tars import AT_ONCE
 from fedcore.errors import ShardError
+from fedcore.files import sha256_of
 
 TOGETHER = 10_000  # files that wait to be hashed
 SETTLED = 2.0  # seconds after which a file that is written again has another time

@@ -186,7 +186,7 @@ class Manifest(Stored):
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """Those of all parts."""
+        """Shards of all parts: clients, their validation samples, the test split."""
         return tuple(shard for part in self.parts for shard in part.shards)
 
     @property

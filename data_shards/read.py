@@ -81,7 +81,7 @@ class ShardedData:
         return self._parts[client].samples
 
     def label_counts(self, client: int) -> Tensor:
-        """Label histogram [C] int64."""
+        """A client's label histogram [C], int64."""
         return torch.tensor(self._parts[client].label_counts)
 
     def steps(self, client: int) -> int:

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 class Held(NamedTuple):
-    """Decoded samples."""
+    """Decoded samples, labels beside images."""
 
     images: Tensor  # uint8 [n, channels, height, width], or with the channels last
     labels: Tensor  # int64 [n]
@@ -42,7 +42,7 @@ class Held(NamedTuple):
         return Held(images, self.labels.view(shape))
 
     def between(self, start: int, stop: int) -> Held:
-        """A view of neighbours."""
+        """Samples `start` to `stop` (exclusive), sharing memory with these."""
         return Held(self.images[start:stop], self.labels[start:stop])
 
     def to(self, device: torch.device) -> Held:

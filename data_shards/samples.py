@@ -46,7 +46,7 @@ class Samples(Protocol):
 
     @property
     def labels(self) -> Labels:
-        """[M], from 0."""
+        """Label of each sample [M], int64, from 0."""
 
     @property
     def users(self) -> Labels | None:
@@ -73,7 +73,7 @@ class Arrays:
 
     @property
     def shape(self) -> Shape:
-        """Of every image."""
+        """Channels, height and width of every image."""
         _, channels, height, width = self.images.shape
         return channels, height, width
 
@@ -103,5 +103,5 @@ class Files:
         return images
 
     def file(self, row: int) -> File:
-        """As it came."""
+        """The image as it came, undecoded."""
         return self.read(row)

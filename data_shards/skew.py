@@ -69,12 +69,12 @@ class Skewed:
 
     @property
     def labels(self) -> Labels:
-        """As they were."""
+        """Labels [M]: a feature skew leaves them as they are."""
         return self.samples.labels
 
     @property
     def users(self) -> Labels | None:
-        """As they were."""
+        """The user of each sample [M], as the source knows them; None = not known."""
         return self.samples.users
 
     @property

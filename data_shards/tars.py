@@ -15,7 +15,7 @@ from data_shards.folder import Folder, Remote
 from data_shards.manifest import WAY_OUT, Shard, Stored
 from data_shards.raw import reading
 from fedcore.errors import ShardError
-from fedcore.files import inside
+from fedcore.files import inside, sha256_of
 
 AT_ONCE = 8  # files that are hashed or fetched at a time
 BLOCK = tarfile.BLOCKSIZE
@@ -168,9 +168,3 @@ def _difference(size: int, sha256: str, shard: Shard) -> str:
     if sha256 != shard.sha256:
         return f"damaged: sha256 {sha256[:12]}..., want {shard.sha256[:12]}..."
     return ""
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -30,12 +30,12 @@ from fedcore.checkpoint import (
     Checkpoint,
     pointed_at,
     remove_halves,
-    sha256_of,
     to_disk,
     write_atomically,
 )
 from fedcore.checkpoint_index import sealed
 from fedcore.errors import FedError, StorageError
+from fedcore.files import sha256_of
 from fedcore.server.comm import Comm, together
 
 

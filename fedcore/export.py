@@ -37,7 +37,7 @@ class Clients(NamedTuple):
     models: Tensors  # each [N, ...], in the order of `ids`
 
     def each(self) -> list[ClientModel]:
-        """One by one."""
+        """The clients' models, one record each."""
         return [
             ClientModel(k, {name: v[row] for name, v in self.models.items()}, self.shares[k])
             for row, k in enumerate(self.ids)

@@ -38,7 +38,7 @@ class Request:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments, with help."""
+    """The parser of the command line of launcher/main.py."""
     parser = argparse.ArgumentParser(
         prog="launcher/main.py",
         description="Train a federation or a language model, or one after another what a list of "

@@ -50,7 +50,7 @@ def write_and_show(out: Path) -> None:
 
 
 def write(found: Sequence[Row], out: Path) -> None:
-    """table.md, table.json and curves.png."""
+    """Write table.md, table.json and curves.png into `out`."""
     with storage(out):
         write_atomically(out / "table.md", markdown(found))
         write_atomically(
@@ -92,7 +92,7 @@ def cells(row: Row) -> list[str]:
 
 
 def titles(found: Sequence[Row]) -> list[str]:
-    """Of the columns."""
+    """The titles of the table's columns."""
     measures = [measure.title for measure in MEASURES.values()]
     return ["experiment", "status", *measures, f"differs from {found[0].name}"]
 

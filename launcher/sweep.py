@@ -27,7 +27,7 @@ STOPPED = 75  # exit code of a sweep that was asked to stop
 
 @dataclass(frozen=True)
 class Result:
-    """How a cell ended."""
+    """How one run of a sweep ended."""
 
     cell: Cell
     status: str  # completed, diverged, failed
@@ -123,7 +123,7 @@ def _start(cell: Cell) -> subprocess.Popen[bytes]:
 
 
 def log_of(cell: Cell) -> Path:
-    """What the run printed."""
+    """The file that keeps what the run printed."""
     return cell.run_dir / "log.txt"
 
 

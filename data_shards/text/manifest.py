@@ -31,7 +31,7 @@ class TokenPart(Record):
 
 
 class TokenClient(TokenPart):
-    """One client's shards."""
+    """The shards of one client, and how many tokens they hold."""
 
     client: int = Field(ge=0)
 
@@ -81,7 +81,7 @@ class TokenManifest(Stored):
 
     @property
     def parts(self) -> dict[str, TokenPart]:
-        """All parts by name."""
+        """Every client and the held-out text, by name."""
         return {str(p.client): p for p in self.clients} | {"held out": self.held_out}
 
     @property

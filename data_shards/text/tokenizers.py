@@ -29,7 +29,7 @@ Ids = NDArray[np.uint32]
 
 
 class Tokenizer(Protocol):
-    """A vocabulary."""
+    """Text to token ids and back."""
 
     vocab_size: int  # ids are 0 ... vocab_size - 1
     end: int  # the id that ends a document; no text is encoded as it

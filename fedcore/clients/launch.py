@@ -33,14 +33,16 @@ SIZES = 4
 
 
 class Launch(Protocol):
+    """How the device is given a step: see the module."""
+
     def adopt(self, part: ClientState) -> ClientState:
-        """A lane at its start, or when it goes on: the tensors it is to be trained in."""
+        """A lane, new or resumed, in the tensors that it is to be trained in."""
 
     def release(self, part: ClientState) -> ClientState:
         """The same lane at its end, in tensors of its own."""
 
     def forget(self) -> None:
-        """Let go of all tensors: there was no room for them."""
+        """Free all tensors: memory ran out."""
 
     def __call__(
         self,
@@ -123,7 +125,7 @@ Record = Callable[[Callable[[], StepReadings]], Callable[[], StepReadings]]
 
 
 def record_cuda(work: Callable[[], StepReadings]) -> Callable[[], StepReadings]:
-    """The work as a CUDA graph; nothing of it is done yet.
+    """The work as a captured CUDA graph, as a function that replays it; none of it is done yet.
 
     Other threads go on meanwhile: those of the store, of checkpoints and of NCCL.
     """
@@ -212,7 +214,7 @@ class Captured:
         return self.part
 
     def takes(self, inputs: Inputs) -> bool:
-        """Copy the inputs of a step to where the graph reads them; False if it reads others."""
+        """Copy a step's inputs to where the graph reads them; False if their shapes are others."""
         leaves, tree = tree_flatten(inputs)
         if self._inputs is None:
             self._inputs = tree_unflatten([x.clone() for x in leaves], tree)

@@ -43,4 +43,4 @@ class Fold(Protocol):
     limits: Sequence[Tensor]  # of parameters, and of each batch statistic; of their magnitudes
 
     def add(self, clients: Sequence[int], part: ClientState) -> None:
-        """These clients are through."""
+        """Add the models of these clients, whose round is over. part: their state, K first."""

@@ -12,7 +12,7 @@ from fedcore.clients.layout import Layout, Tensors
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:
-    """To the device, without waiting for it."""
+    """`values` on the device; the copy is not waited for."""
     if device.type == "cuda" and values.device.type == "cpu":
         values = values.pin_memory()
     return values.to(device, non_blocking=True)
@@ -71,7 +71,7 @@ class ClientState:
 
     @property
     def memory(self) -> Tensors:
-        """Views of the optimiser memory, keyed like `params` plus "log_var"; mostly none."""
+        """Views of the optimiser memory, keyed like `params` plus "log_var"; empty without one."""
         if MEMORY not in self.flat:
             return {}
         own = self.layout.views(self.flat[MEMORY])
@@ -145,7 +145,7 @@ class ClientState:
                 mine.index_copy_(0, here, theirs[name])
 
     def leaves(self) -> Tensors:
-        """The tensors that hold all of it, by name."""
+        """All tensors that the state is made of, by name."""
         flat = {f"flat/{k}": v for k, v in self.flat.items()}
         kept = {f"kept/{k}": v for k, v in self.kept.items()}
         buffers = {f"buffers/{k}": v for k, v in self.buffers.items()}

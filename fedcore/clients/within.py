@@ -31,7 +31,7 @@ class LaneRound:
         return (self.epoch, self.step) > (0, 0)
 
     def tensors(self, first: int) -> Tensors:
-        """All of it, each [k, ...]; `first` names the lane by one of its clients."""
+        """All of it by name, each [k, ...]; `first`: a client of the lane, which names it."""
         places = torch.tensor([[first, self.epoch, self.step]]).expand(len(self.rows), 3)
         parts = {"part": self.part.tensors(), "totals": self.totals.tensors()}
         named = {f"{p}/{k}": v for p, tensors in parts.items() for k, v in tensors.items()}
@@ -39,7 +39,7 @@ class LaneRound:
 
     @classmethod
     def of(cls, rows: Sequence[int], tensors: Tensors, like: ClientState) -> LaneRound:
-        """What `tensors` gave; of a group with that state."""
+        """The lane whose `tensors` these are; like: the state of its group."""
 
         def under(prefix: str) -> Tensors:
             start = prefix + "/"
@@ -64,7 +64,10 @@ class Within:
     lanes: list[LaneRound] = field(default_factory=list)  # under way
 
     def finish(self, lane: LaneRound, record: Tensor, upload: Tensor) -> None:
-        """The lane is through. Nothing waits for the device."""
+        """Note that the lane is through: its `record` [k, ...] and what it uploads [k, C, D].
+
+        Nothing waits for the device.
+        """
         rows = torch.tensor(lane.rows)
         self.done[rows] = DONE
         here = sent(rows, self.table.device)
@@ -98,7 +101,10 @@ class Within:
     def take(
         self, clients: Sequence[int], found: Sequence[int], joined: Tensors, like: ClientState
     ) -> None:
-        """The lanes that `under_way` gave, on whichever ranks; of a group of these clients."""
+        """Take over the lanes that `under_way` returned, on whichever ranks they were.
+
+        found: ids [k] of the clients in `joined`, each [k, ...]; like: the state of the group.
+        """
         rows = {client: row for row, client in enumerate(clients)}
         for first in dict.fromkeys(joined["place"][:, 0].tolist() if joined else []):
             at = (joined["place"][:, 0] == first).nonzero().flatten()

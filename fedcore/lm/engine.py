@@ -115,7 +115,7 @@ class WholeModel:
         return self.optimiser.param_groups
 
     def parts(self) -> list[Tensor]:
-        """All weights."""
+        """All weights, detached: every rank holds the whole model."""
         return [p.detach() for p in self.model.parameters()]
 
     def state(self) -> EngineState:

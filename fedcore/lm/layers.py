@@ -27,7 +27,7 @@ class Embedding(nn.Embedding):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight."""
+    """x / rms(x) * weight over the last axis (Zhang & Sennrich 2019)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class LayerCache:
 
     @property
     def length(self) -> int:
-        """S."""
+        """S, the number of tokens whose keys and values are kept."""
         return 0 if self.kept is None else self.kept[0].shape[2]
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -119,7 +119,7 @@ class Ledger:
         return Stopped(step, str(self.saving.checkpoints.folder / "latest"), "step", within)
 
     def warn(self, step: int, words: Sequence[str]) -> None:
-        """Tell these sentences."""
+        """Tell these sentences as warnings of that step."""
         self.telemetry.write([LMWarningEvent(step, w) for w in words])
 
     def _warn(self, words: str) -> None:

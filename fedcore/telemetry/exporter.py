@@ -157,12 +157,12 @@ class _Process:
         return map(json.loads, self._in)
 
     def say(self, line: str) -> None:
-        """Send a line."""
+        """Send the exporter a line."""
         self._out.write(line + "\n")
         self._out.flush()
 
     def end(self) -> None:
-        """Let it go."""
+        """Ask the exporter to end, and wait for it."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         try:
