@@ -196,7 +196,7 @@ def _ones(rows: int, device: torch.device, dtype: torch.dtype, clients: int) -> 
 
 
 def blocks(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """start...stop in pieces of at most that size."""
+    """The range from `start` to `stop`, in pieces of at most that size."""
     for first in range(start, stop, size):
         yield first, min(first + size, stop)
 

@@ -90,7 +90,7 @@ def _members(content: bytes, name: str) -> Iterator[dict[str, Any]]:
 def problems(
     folder: Folder, manifest: Stored, tick: Callable[[str], None] = lambda name: None
 ) -> list[ShardError]:
-    """Every shard that is missing or differs from the manifest, in its order.
+    """A `ShardError` for each shard that is missing or damaged, in the manifest's order.
 
     tick is told the name of each file that was looked at. Remote files are fetched.
     """
@@ -123,7 +123,7 @@ def check(folder: Folder, shard: Shard) -> Path:
 
 
 def sized(folder: Folder, shard: Shard) -> None:
-    """`ShardError` naming the file if it is missing or of another size than was written."""
+    """Raise `ShardError`, naming the file, if it is missing or of another size than was written."""
     path = local(folder, shard, hashed=False)
     if (size := _size(path)) != shard.bytes:
         raise ShardError(str(path), _difference(size, "", shard), WAY_OUT)

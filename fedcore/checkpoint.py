@@ -117,7 +117,10 @@ class Checkpoint:
         return path
 
     def shared(self, kind: str, *, optional: bool = False) -> dict[str, Tensor]:
-        """The tensors of a kind that belong to no client, on the CPU; optional: or nothing."""
+        """The tensors of a kind that belong to no client, on the CPU.
+
+        optional: empty if there are none, instead of a `ShardError`.
+        """
         if not optional and not self._of(kind):
             problem = f"has no {kind}-*.safetensors"
             raise ShardError(str(self.folder), problem, "a checkpoint of the same kind of run")

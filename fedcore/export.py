@@ -111,7 +111,7 @@ def replaced(out: Path, fill: Callable[[Path], object]) -> Path:
 
 
 def read_tensors(path: Path) -> Tensors:
-    """All tensors of a safetensors file; `ShardError` if it is none."""
+    """All tensors of a safetensors file; `ShardError` if it is not one."""
     try:
         return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:

@@ -76,7 +76,7 @@ class TokenManifest(Stored):
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are 0 ... vocab_size - 1."""
+        """Number of token ids: they are 0 ... vocab_size - 1."""
         return self.vocabulary.size
 
     @property
@@ -97,7 +97,7 @@ class TokenManifest(Stored):
 
     @property
     def bytes_per_token(self) -> float:
-        """Of the held-out text, ends counted as tokens without bytes."""
+        """Bytes of a token of the held-out text; ends count as tokens without bytes."""
         return self.held_out.bytes / self.held_out.tokens
 
 

@@ -60,7 +60,7 @@ class ByteTokenizer:
         return b"".join(parts).decode(errors="replace")
 
     def save(self, folder: Path) -> None:
-        """Write that it is bytes."""
+        """Write `tokenizer.json`, which says that tokens are bytes."""
         (folder / FILE).write_text(json.dumps(BYTES) + "\n", encoding="utf-8")
 
 
@@ -108,7 +108,7 @@ class LibraryTokenizer:
 
 
 def tokenizer(data: LMDataConfig, texts: Iterable[str]) -> Tokenizer:
-    """What a configuration asks for; bpe is trained on `texts`."""
+    """The tokenizer that a configuration asks for; bpe is trained on `texts`."""
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     if data.vocabulary is not None:

@@ -33,7 +33,7 @@ SIZES = 4
 
 
 class Launch(Protocol):
-    """How the device is given a step: see the module."""
+    """How steps are launched on the device."""
 
     def adopt(self, part: ClientState) -> ClientState:
         """A lane, new or resumed, in the tensors that it is to be trained in."""
@@ -58,7 +58,7 @@ class Launch(Protocol):
 
 
 class Eager:
-    """`Launch` of one operation after another."""
+    """`Launch` that runs a step operation by operation."""
 
     def __init__(self, setup: Setup, tell: Teller = print) -> None:
         self.setup = setup
@@ -205,7 +205,7 @@ class Captured:
         self._given: list[Tensor] = []  # what the inputs that change rarely are copies of
 
     def filled(self, part: ClientState) -> ClientState:
-        """This lane in the graph's tensors; as it is if it holds others than the graph does."""
+        """This lane in the graph's tensors; unchanged if the graph has others."""
         mine, theirs = self.part.leaves(), part.leaves()
         if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:
             return part

@@ -21,7 +21,7 @@ TANGENT, TANGENT_MEMORY = "round/tangent", "round/tangent_memory"
 
 
 class Leaves(NamedTuple):
-    """What a step differentiates by."""
+    """The tensors that a step differentiates by."""
 
     weights: Tensor  # [K, P]
     log_var: Tensor | None  # [K, 2], where the sigma loss moves them

@@ -25,7 +25,7 @@ Asked = tuple[list[int], bool]  # rows; with models
 
 
 class Store:
-    """The clients at rest. Rows are copied out and written back; `state` is what lies at home."""
+    """Where clients rest: rows are copied out and written back, `state` is what lies at home."""
 
     def __init__(self, state: ClientState, device: torch.device) -> None:
         self._state, self.device = state, device
@@ -46,7 +46,7 @@ class Store:
         return False
 
     def take(self, rows: Tensor, model: bool = True) -> ClientState:
-        """The clients at these rows, copied to the device; model: with their models."""
+        """The clients at rows [K], copied to the device; model: with their models."""
         return self._state.take(rows, model)
 
     def put(self, rows: Tensor, part: ClientState) -> None:
@@ -113,7 +113,7 @@ class Away(Store):
         return held
 
     def take(self, rows: Tensor, model: bool = True) -> ClientState:
-        """The clients at these rows, on the device; fetched already if they were announced."""
+        """The clients at rows [K], on the device; fetched already if they were announced."""
         if self._next is None or self._next[0] != (rows.tolist(), model):
             self.ahead(rows, model)
         assert self._next is not None

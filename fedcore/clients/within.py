@@ -82,7 +82,7 @@ class Within:
         return found if self.uploads is None else found | {"uploads": self.uploads}
 
     def fill(self, tensors: Tensors) -> None:
-        """Take what `tensors` gave; nothing of a rank without clients."""
+        """Take over what `tensors` returned; empty for a rank without clients."""
         if not tensors:
             return
         self.done, self.table = tensors["done"].cpu(), tensors["table"].to(self.table)

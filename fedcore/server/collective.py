@@ -106,7 +106,8 @@ class ServerCollective:
     def order(self, round: int) -> Order:
         """The order of a round, by one broadcast from rank 0. Collective.
 
-        Averaged weights are not sent again: every rank holds the same bits of them. Raises
+        Broadcast are round, progress, s(p), spread, anchors and global prototypes; averaged
+        weights are not sent again, since every rank holds the same bits of them. Raises
         `CollectiveError` if this rank is in another round than rank 0.
         """
         state = self.state

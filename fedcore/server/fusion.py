@@ -34,7 +34,7 @@ FUSIONS: Registry[Fuse] = Registry("algorithm.fuse")
 
 
 class Made:
-    """What a function makes of each model, anew each time one goes through them."""
+    """Each model with a function applied, anew on every pass."""
 
     def __init__(
         self, models: Models, make: Callable[[ClientModel], tuple[Tensors, float]]

@@ -37,13 +37,13 @@ class Pauses:
         self._last = time.monotonic()
 
     def begin(self, minutes: float | None) -> None:
-        """A run begins that wants to be saved after so many minutes without a checkpoint."""
+        """Begin a run, to be saved after so many minutes without a checkpoint (None = never)."""
         self._every = None if minutes is None else 60 * minutes
         self.run, self.alarm = self.run + 1, False
         self.saved()
 
     def saved(self) -> None:
-        """A checkpoint is being written: the clock starts again."""
+        """Note that a checkpoint is being written: the clock starts again."""
         self._last = time.monotonic()
 
     def ask_if_due(self) -> None:

@@ -153,7 +153,7 @@ class _Process:
         return ConfigError("metrics.enabled", True, want, "metrics.enabled=false")
 
     def heard(self) -> Iterator[dict[str, Any]]:
-        """What it says, until it is gone."""
+        """What the exporter says, until it is gone."""
         return map(json.loads, self._in)
 
     def say(self, line: str) -> None:

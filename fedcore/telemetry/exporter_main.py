@@ -71,7 +71,7 @@ class Rank:
             self._out.flush()
 
     def page(self) -> Page:
-        """What it knows now. Raises `TimeoutError` if it does not answer."""
+        """The page of what the rank knows now. Raises `TimeoutError` if it does not answer."""
         answer = self._ask()
         if answer["clients"] is not None:
             self._of_clients = Part(text(answer["clients"]))

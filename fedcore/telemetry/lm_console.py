@@ -34,7 +34,7 @@ class LMConsole:
             self._bar.start()
 
     def write(self, events: Sequence[Event]) -> None:
-        """Show these events."""
+        """Show these events, each in a line."""
         for event in events:
             if isinstance(event, LMStepEvent):
                 self._step(event)

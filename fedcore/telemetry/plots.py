@@ -40,7 +40,7 @@ class Ink:
 
     @classmethod
     def each(cls, names: Sequence[str]) -> list[Ink]:
-        """One for each run; a run that is alone has no colour. Names may hold anything."""
+        """An ink for each run; a run that is alone has no colour. Names may hold anything."""
         several = len(names) > 1
         return [
             cls(plain_text(name), INKS[i % len(INKS)] if several else None)
