@@ -21,9 +21,9 @@ from data_shards.lane import laid, taking_part
 from data_shards.manifest import Manifest, Part
 from data_shards.order import epoch_order, kept_back
 from data_shards.pixels import Pixels
-from data_shards.resident import Lane, Reader, Resident, filled, read_part, sent
+from data_shards.resident import Lane, Reader, Resident, filled, read_part
 from data_shards.stream import Streaming
-from fedcore.batch import Batch
+from fedcore.batch import Batch, sent
 from fedcore.seeds import generator
 
 BLOCK = 2**15  # rows whose views are drawn at a time: 1.4 MB of parameters

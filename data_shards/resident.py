@@ -20,6 +20,7 @@ from data_shards.order import Order
 from data_shards.raw import reading
 from data_shards.rawtar import Block
 from data_shards.tars import sized
+from fedcore.batch import sent
 from fedcore.errors import ShardError
 
 CPU = torch.device("cpu")
@@ -187,15 +188,3 @@ def filled(rows: Tensor, size: int) -> Tensor:
     if missing := -n % size:
         rows = torch.cat([rows, rows[torch.arange(missing) % n]])
     return rows.view(-1, size)
-
-
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """`values` on the device; the copy is not waited for."""
-    if values.device == device:
-        return values
-    return ready(values, device).to(device, non_blocking=True)
-
-
-def ready(values: Tensor, device: torch.device) -> Tensor:
-    """`values` in pinned memory, if the device is a GPU: its copy need not be waited for."""
-    return values.pin_memory() if device.type == "cuda" and not values.is_cuda else values

@@ -15,7 +15,7 @@ from rich.table import Table
 from fedcore.checkpoint import write_atomically
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
-from fedcore.telemetry.console import console_for
+from fedcore.telemetry.screen import console_for
 from launcher import comparing, suite_results
 from launcher.compare import OWN, Group, mean_and_std
 from launcher.compare import Row as AccuracyRow

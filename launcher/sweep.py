@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedcore.errors import ConfigError
-from fedcore.telemetry.console import console_for
+from fedcore.telemetry.screen import console_for
 from launcher.grid import Cell, check_directories
 from launcher.rundir import RunDir, alone_in, make_private, storage
 

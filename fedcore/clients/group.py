@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcore.algorithms import Algorithm
-from fedcore.batch import Batch, TrainData
+from fedcore.batch import Batch, TrainData, sent
 from fedcore.clients import control, learn
 from fedcore.clients.features import mean_features
 from fedcore.clients.launch import Eager, Launch, Teller
@@ -18,7 +18,7 @@ from fedcore.clients.optim import Hyper
 from fedcore.clients.order import Fold, Order, Ticker, Upload
 from fedcore.clients.readings import Totals, readings, record_width
 from fedcore.clients.room import Answer, Room, is_out_of_memory
-from fedcore.clients.state import ClientState, sent
+from fedcore.clients.state import ClientState
 from fedcore.clients.step import Lane, Setup
 from fedcore.clients.store import Store, on_device
 from fedcore.clients.within import DONE, TO_DO, LaneRound, Within

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fedcore.algorithms import Algorithm
+from fedcore.batch import sent
 from fedcore.clients.layout import Tensors
-from fedcore.clients.state import ClientState, sent
+from fedcore.clients.state import ClientState
 from fedcore.clients.step import StepReadings
 
 Limits = Sequence[Tensor] | None

@@ -8,14 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fedcore.batch import sent
 from fedcore.clients.layout import Layout, Tensors
-
-
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """`values` on the device; the copy is not waited for."""
-    if device.type == "cuda" and values.device.type == "cpu":
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
 
 
 def _copied(values: Tensor, rows: list[int]) -> Tensor:

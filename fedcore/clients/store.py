@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore.batch import sent
 from fedcore.clients.room import is_out_of_memory
-from fedcore.clients.state import ClientState, sent
+from fedcore.clients.state import ClientState
 from fedcore.errors import StorageError
 
 Asked = tuple[list[int], bool]  # rows; with models

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedcore.batch import sent
 from fedcore.clients.layout import Tensors
 from fedcore.clients.readings import Totals
-from fedcore.clients.state import ClientState, sent
+from fedcore.clients.state import ClientState
 
 TO_DO, DONE, LEFT_OUT = 0, 1, 2  # how a client stands within a round
 

@@ -51,13 +51,10 @@ def exported(run: Path, out: Path, *words: str) -> Path:
     return out
 
 
-def test_set(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def of_the_test_split(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
     store = store_dir(RunConfig.load(run / "config.yaml"))
     manifest = Manifest.load(store)
     return read_part(store, manifest, manifest.test)
-
-
-test_set.__test__ = False  # type: ignore[attr-defined]
 
 
 def read_as_documented(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -65,7 +62,7 @@ def read_as_documented(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch)
     for what in ("averaged", "ensemble"):
         exported(run, folder / f"{what}.safetensors", "--what", what)
     monkeypatch.chdir(folder)
-    images, labels = test_set(run)
+    images, labels = of_the_test_split(run)
     names: dict[str, Any] = {"images": images}
     for block in BLOCKS[:3]:
         exec(block, names)
@@ -114,7 +111,7 @@ def test_onnx_agrees_with_torch_for_any_number_of_images(run: Path, tmp_path: Pa
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     network, session = Network(tensors, facts).eval(), onnxruntime.InferenceSession(str(out))
     assert json.loads(session.get_modelmeta().custom_metadata_map["fedcore"]) == facts
-    images, _ = test_set(run)
+    images, _ = of_the_test_split(run)
     for count in (1, 2, 77):
         with torch.no_grad():
             wanted = network(images[:count])

@@ -247,7 +247,7 @@ def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist5k"])
-def test_bundled_sources(name: str) -> None:
+def test_bundled_sources_are_whole_and_no_image_is_in_both_splits(name: str) -> None:
     source = SOURCES.get(name)
     train, test = source.load(None, Split.TRAIN), source.load(None, Split.TEST)
     for samples in (train, test):
