@@ -106,6 +106,6 @@ class StreamedLane:
             yield self.together([client.batch(step) for client in self.clients[:count]])
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading ahead; what was read is thrown away."""
         for client in self.clients:
             client.windows.close()

@@ -39,7 +39,7 @@ RANGES: dict[Kind, tuple[tuple[float, float], ...]] = {
 
 
 class View(NamedTuple):
-    """What is done to each of R rows, [R] each."""
+    """What is done to each of R rows; every field is [R]."""
 
     scale_x: Tensor  # width of the crop over the image's, > 0; negative = flipped
     scale_y: Tensor
@@ -61,7 +61,7 @@ def identity(rows: int) -> View:
 
 
 def draw(generator: torch.Generator, rows: int, kind: Kind) -> Tensor:
-    """Parameters [rows, 11] float32 on the CPU, all from that generator."""
+    """Parameters [rows, 11], float32 on the CPU, drawn from that generator."""
     return table(uniform(generator, 1, rows, kind)[0], kind)
 
 

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from data_shards.tars import AT_ONCE, sha256_of
+from data_shards.tars import AT_ONCE
 from fedcore.errors import ShardError
+from fedcore.files import sha256_of
 
 TOGETHER = 10_000  # files that wait to be hashed
 SETTLED = 2.0  # seconds after which a file that is written again has another time
@@ -51,7 +52,7 @@ def _hash(path: Path) -> str:
 
 
 def listed(root: Path) -> list[Entry]:
-    """The file, or all regular files below a folder, by name.
+    """The file itself, or all regular files below a folder, sorted by name.
 
     Links are followed; hidden files and links to nothing are left out, as readers do. Raises
     `ShardError` if there is nothing at `root`.
@@ -89,7 +90,7 @@ def _entry(root: Path, path: Path) -> Entry | None:
 
 
 def remembered(root: Path, files: Sequence[Entry], memory: Path, hashed: Callable[[], str]) -> str:
-    """The content of those files: hashed, unless it was and none of them has changed since.
+    """The content hash of those files; hashed again only if one of them has changed.
 
     memory: folder with a file for each state of a root (names, sizes and times): its content.
     """

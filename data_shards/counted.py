@@ -29,7 +29,10 @@ class Counted:
             self.left |= {shard.file: counts for shard in part.shards}
 
     def take(self, shard: Shard, labels: NDArray[np.int64]) -> None:
-        """`ShardError` naming the tar with which a class has more labels than are counted."""
+        """Take the labels of a tar off what its part still has of each class.
+
+        Raises `ShardError`, naming the tar, if a class has more labels than are counted.
+        """
         with self.lock:
             left = self.left.get(shard.file)
             if left is None:

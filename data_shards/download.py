@@ -12,7 +12,7 @@ from fedcore.errors import ConfigError, ShardError
 
 
 def download(name: str, root: Path | None) -> None:
-    """The published files of source `name` lie below `root`, fetched if they did not.
+    """Fetch the published files of source `name` to below `root`, unless they lie there.
 
     Raises `ConfigError` for a source without a download or no root, `ShardError` if it fails.
     """

@@ -34,7 +34,7 @@ class Patience:
     read: float = 30.0  # seconds for any next bytes
 
     def pause(self, failed: int) -> None:
-        """After so many failed tries; drawn, so that ranks do not come back all at once."""
+        """Seconds to wait after so many failed tries; random, so that ranks come back apart."""
         time.sleep(self.wait * 2 ** (failed - 1) * random.SystemRandom().uniform(0.5, 1.0))
 
 
@@ -54,10 +54,10 @@ def read_all(url: str, most: int, patience: Patience) -> bytes:
 
 
 def download(url: str, out: Path, size: int, patience: Patience) -> str:
-    """Write a file of exactly `size` bytes to `out`: its SHA-256, in hex.
+    """Write a file of exactly `size` bytes to `out`; its SHA-256, in hexadecimal.
 
-    Raises `ShardError` with the URL, after all tries or at once where no other try would help,
-    and `StorageError` if there is no room.
+    Raises `ShardError` with the URL, after all tries or at once where no other try would help, and
+    `StorageError` if there is no room.
     """
     with storing(out), out.open("wb") as file:
         return Download(url, file, size, size).run(patience)
@@ -65,7 +65,7 @@ def download(url: str, out: Path, size: int, patience: Patience) -> str:
 
 @contextmanager
 def storing(place: Path | str) -> Iterator[None]:
-    """Around what writes into the cache: an `OSError` is told as a `StorageError`."""
+    """A context around what writes into the cache: an `OSError` becomes a `StorageError`."""
     try:
         yield
     except OSError as error:
@@ -74,7 +74,7 @@ def storing(place: Path | str) -> Iterator[None]:
 
 
 class Download:
-    """One file: what has come of it so far is in `out`, and hashed."""
+    """One file on its way: what has come of it so far is in `out`, and hashed."""
 
     def __init__(self, url: str, out: BinaryIO, size: int | None, most: int) -> None:
         self.url, self.out, self.size, self.most = url, out, size, most

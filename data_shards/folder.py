@@ -56,7 +56,7 @@ Folder = Path | Remote
 
 
 def folder_of(place: Path | str, cache: Path) -> Folder:
-    """The folder at a path, or at a URL; `ConfigError` for what is a URL of another kind."""
+    """The folder at a path or at a URL; `ConfigError` for a URL of another kind."""
     if isinstance(place, str) and "://" in place:
         return Remote(place.rstrip("/"), cache.expanduser().absolute())
     return Path(place)

@@ -30,23 +30,23 @@ Spread = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Record(BaseModel):
-    """Frozen, and an unknown key is an error."""
+    """A record of a manifest: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def client_folder(client: int) -> str:
-    """Where the tars lie that a client trains on."""
+    """The folder of the tars that a client trains on."""
     return f"client_{client:05d}"
 
 
 def validation_folder(client: int) -> str:
-    """Where the tars lie that a client is evaluated on."""
+    """The folder of the tars that a client is evaluated on."""
     return f"validation_{client:05d}"
 
 
 def tar_name(folder: str, number: int) -> str:
-    """A tar of a part, as the manifest names it."""
+    """The name of a part's tar, as the manifest has it."""
     return f"{folder}/{number:05d}.tar"
 
 
@@ -99,7 +99,7 @@ class Stored(Record, ABC):
         """All settings that the shards depend on."""
 
     def digest(self) -> str:
-        """SHA-256 of all it says, the hash of every shard included: the data by content."""
+        """SHA-256 of all that the manifest says, the hash of every shard included."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
     def _is_whole(self, clients: int, parts: Mapping[str, Sequence[Shard]]) -> None:
@@ -174,19 +174,19 @@ class Manifest(Stored):
 
     @property
     def folders(self) -> dict[str, Part]:
-        """All that samples are in, by folder: each client's two parts, and the test split."""
+        """All parts by folder: the two of each client, and the test split."""
         own = {client_folder(part.client): part for part in self.clients}
         aside = {validation_folder(p.client): p.validation for p in self.clients if p.validation}
         return {**own, **aside, TEST: self.test}
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The same without their names."""
+        """All parts, without the names of their folders."""
         return tuple(self.folders.values())
 
     @property
     def shards(self) -> tuple[Shard, ...]:
-        """Those of all parts."""
+        """Shards of all parts: clients, their validation samples, the test split."""
         return tuple(shard for part in self.parts for shard in part.shards)
 
     @property

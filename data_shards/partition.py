@@ -28,7 +28,11 @@ TRIES = 1000  # draws until the smallest client has data.min_samples
 def partition(
     labels: Labels, data: DataConfig, clients: int, run_seed: int, users: Labels | None = None
 ) -> Parts:
-    """The partition that the configuration asks for. users: of each sample, if they are known."""
+    """Sorted sample indices of each client, as `data.partition` deals them out.
+
+    labels [M]. users [M]: the user of each sample, if the source knows them. Raises `ConfigError`
+    if the samples cannot be dealt out so.
+    """
     if data.partition == "dirichlet":
         return dirichlet(labels, clients, data.alpha, run_seed, data.min_samples)
     if data.partition == "quantity":
@@ -43,8 +47,8 @@ def partition(
 def with_validation(parts: Parts, share: float, run_seed: int) -> list[tuple[Indices, Indices]]:
     """(training, validation) indices of each client, both sorted.
 
-    The share is rounded up, but leaves one sample to train on. Each client's are drawn at its own
-    address: they depend on what it holds, and not on the other clients.
+    share: of a client's samples, rounded up; one sample is left to train on. Each client's are
+    drawn at its own address: they depend on what it holds, and not on the other clients.
     """
     return [_split(part, share, seed(run_seed, k, 0, "validation")) for k, part in enumerate(parts)]
 
@@ -59,7 +63,7 @@ def _split(part: Indices, share: float, client_seed: int) -> tuple[Indices, Indi
 
 
 def iid(labels: Labels, clients: int, run_seed: int) -> Parts:
-    """Equal random parts; sizes differ by at most one."""
+    """Random parts of equal size; sizes differ by at most one. labels [M]."""
     order = _draws(run_seed).permutation(len(labels)).astype(np.int64)
     return [np.sort(part) for part in np.array_split(order, clients)]
 
@@ -67,10 +71,11 @@ def iid(labels: Labels, clients: int, run_seed: int) -> Parts:
 def dirichlet(
     labels: Labels, clients: int, alpha: float, run_seed: int, min_samples: int = 0
 ) -> Parts:
-    """Per class, proportions ~ Dir(alpha 1_N) (Yurochkin et al. 2019).
+    """Per class, shares of the clients ~ Dir(alpha 1_N) (Yurochkin et al. 2019). labels [M].
 
-    Counts are floored; the remainder goes one each to distinct random clients. With `min_samples`,
-    all classes are drawn again until the smallest client has that many (Li et al. 2022).
+    Counts are rounded down; the remainder goes one each to distinct random clients. With
+    `min_samples`, all classes are drawn again until the smallest client has that many (Li et al.
+    2022). Raises `ConfigError` if no draw gives it as many.
     """
     members = _by_class(labels)
 
@@ -90,7 +95,7 @@ def quantity(
 ) -> Parts:
     """Sizes ~ M Dir(alpha 1_N), samples at random: labels are IID (Li et al. 2022).
 
-    Rounded, and drawn again, as in `dirichlet`.
+    samples: M. Rounded, drawn again and refused as in `dirichlet`.
     """
 
     def draw(attempt: int) -> Owners:
@@ -106,8 +111,8 @@ def quantity(
 def by_label(labels: Labels, clients: int, labels_per_client: int, run_seed: int) -> Parts:
     """Each client holds `labels_per_client` classes; a class is shared equally by its clients.
 
-    Classes are handed out in a random order, round and round, so that each is held about equally
-    often. Raises `ConfigError` when the clients cannot cover all classes.
+    labels [M]. Classes are handed out in a random order, over and over, so that each is held about
+    equally often. Raises `ConfigError` when the clients cannot cover all classes.
     """
     members = _by_class(labels)
     if labels_per_client > len(members) or clients * labels_per_client < len(members):
@@ -129,10 +134,10 @@ def by_label(labels: Labels, clients: int, labels_per_client: int, run_seed: int
 
 
 def natural(users: Labels, clients: int) -> Parts:
-    """Whole users: client k is the k-th user; of fewer clients, each is several.
+    """Whole users for each client: client k is the k-th user if there are as many of both.
 
-    Then users go, the largest first, to the client with the fewest samples so far. Raises
-    `ConfigError` for more clients than users.
+    users [M]: of each sample. With fewer clients, users go, the largest first, to the client that
+    has the fewest samples so far. Raises `ConfigError` for more clients than users.
     """
     _, number = np.unique(users, return_inverse=True)
     sizes = np.bincount(number)

@@ -64,7 +64,7 @@ def of_paths(paths: Sequence[Path], labels: Sequence[int]) -> Pictures:
 
 
 def shape_of(root: Path, heads: Iterable[Head], size: int | None) -> Shape:
-    """Of all images: grey if all heads are, and square of that size, or as the first head is."""
+    """The shape of all images: grey if all are, and square of that size, or as the first one is."""
     rest = iter(heads)
     first = next(rest, None)
     if first is None:

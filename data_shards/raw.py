@@ -17,7 +17,7 @@ from fedcore.errors import ConfigError, FedError, ShardError
 
 
 def located(root: Path | None, name: str) -> Path:
-    """`root`/`name`, or `root` itself: data.root may be what was unpacked, or what it lies in.
+    """`root`/`name`, or `root` itself: data.root may be the unpacked folder, or what it lies in.
 
     Raises `ConfigError` without a root, `ShardError` if there is nothing at it.
     """
@@ -32,7 +32,7 @@ def located(root: Path | None, name: str) -> Path:
 
 @contextmanager
 def reading(path: Folder | str, way_out: str) -> Iterator[None]:
-    """Around a call of a parser: whatever it makes of that file becomes a `ShardError`."""
+    """A context around a parser: whatever it makes of that file becomes a `ShardError`."""
     try:
         yield
     except FedError:

@@ -109,7 +109,7 @@ def labels_in(texts: Sequence[object]) -> Numbers:
 
 
 def stride(size: int) -> int:
-    """Bytes of a sample with that many pixels."""
+    """Bytes that a sample with so many pixels takes in the tar."""
     return PIXELS + -(-size // BLOCK) * BLOCK
 
 

@@ -21,9 +21,9 @@ from data_shards.lane import laid, taking_part
 from data_shards.manifest import Manifest, Part
 from data_shards.order import epoch_order, kept_back
 from data_shards.pixels import Pixels
-from data_shards.resident import Lane, Reader, Resident, filled, read_part, sent
+from data_shards.resident import Lane, Reader, Resident, filled, read_part
 from data_shards.stream import Streaming
-from fedcore.batch import Batch
+from fedcore.batch import Batch, sent
 from fedcore.seeds import generator
 
 BLOCK = 2**15  # rows whose views are drawn at a time: 1.4 MB of parameters
@@ -81,7 +81,7 @@ class ShardedData:
         return self._parts[client].samples
 
     def label_counts(self, client: int) -> Tensor:
-        """Label histogram [C] int64."""
+        """A client's label histogram [C], int64."""
         return torch.tensor(self._parts[client].label_counts)
 
     def steps(self, client: int) -> int:
@@ -196,7 +196,7 @@ def _ones(rows: int, device: torch.device, dtype: torch.dtype, clients: int) -> 
 
 
 def blocks(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """start...stop in pieces of at most that size."""
+    """The range from `start` to `stop`, in pieces of at most that size."""
     for first in range(start, stop, size):
         yield first, min(first + size, stop)
 

@@ -20,19 +20,20 @@ from data_shards.order import Order
 from data_shards.raw import reading
 from data_shards.rawtar import Block
 from data_shards.tars import sized
+from fedcore.batch import sent
 from fedcore.errors import ShardError
 
 CPU = torch.device("cpu")
 
 
 class Held(NamedTuple):
-    """Decoded samples."""
+    """Decoded samples, labels beside images."""
 
     images: Tensor  # uint8 [n, channels, height, width], or with the channels last
     labels: Tensor  # int64 [n]
 
     def at(self, rows: Tensor) -> Held:
-        """Those of some rows [...]; whole images are copied, where indexing would copy numbers."""
+        """The samples at rows [...]; whole images are copied, where indexing would copy numbers."""
         found = Held(*(x.index_select(0, rows.flatten()) for x in self))
         return found.shaped(*rows.shape)
 
@@ -42,7 +43,7 @@ class Held(NamedTuple):
         return Held(images, self.labels.view(shape))
 
     def between(self, start: int, stop: int) -> Held:
-        """A view of neighbours."""
+        """Samples `start` to `stop` (exclusive), sharing memory with these."""
         return Held(self.images[start:stop], self.labels[start:stop])
 
     def to(self, device: torch.device) -> Held:
@@ -60,7 +61,7 @@ class Lane(Protocol):
 
 
 class Reader(Protocol):
-    """The samples of some clients: all at hand, or read as they are asked for."""
+    """The samples of some clients: all in memory, or read as they are asked for."""
 
     def epoch(self, clients: Sequence[int], orders: Sequence[Order], size: int, first: int) -> Lane:
         """An epoch in batches of `size` from step `first` on, which each of the clients has;
@@ -78,7 +79,7 @@ def empty(
     pinned: bool = False,
     device: torch.device = CPU,
 ) -> Held:
-    """Room for so many samples."""
+    """Room for so many samples, on that device."""
     channels, height, width = manifest.shape
     shape = (height, width, channels) if innermost else manifest.shape
     images = torch.empty(samples, *shape, dtype=torch.uint8, pin_memory=pinned, device=device)
@@ -101,13 +102,13 @@ def read_part(folder: Folder, manifest: Manifest, part: Part, innermost: bool = 
 
 
 def check(folder: Folder, part: Part) -> None:
-    """Whether the tars are there, before there is room for what they claim."""
+    """Raise `ShardError` for a missing tar, before there is room for what they all claim."""
     for shard in part.shards:
         sized(folder, shard)
 
 
 def fill(held: Held, folder: Folder, manifest: Manifest, part: Part, innermost: bool) -> None:
-    """Read a part into its room, one tar at a time."""
+    """Read a part into `held`, one tar at a time."""
     found, row = np.zeros(len(part.label_counts), dtype=np.int64), 0
     for shard in part.shards:
         block = read_block(folder, manifest, shard)
@@ -129,7 +130,7 @@ def _name(folder: Folder, part: Part) -> str:
 
 
 class Resident:
-    """`Reader` of samples that lie on the device, those of all clients one behind another.
+    """`Reader` of samples that all lie on the device, client after client.
 
     So a step of a lane is one copy of rows, however many clients it has.
     """
@@ -175,7 +176,7 @@ class Resident:
             yield Held(images.view(*here.shape, *images.shape[1:]), named)
 
     def take(self, clients: Sequence[int], rows: Tensor) -> Held:
-        """Any of each client's samples."""
+        """The samples at rows [K, n], those of each client numbered from 0."""
         starts = torch.tensor([self._starts[k] for k in clients])
         return self._held.at(sent(rows + starts[:, None], self.device))
 
@@ -187,15 +188,3 @@ def filled(rows: Tensor, size: int) -> Tensor:
     if missing := -n % size:
         rows = torch.cat([rows, rows[torch.arange(missing) % n]])
     return rows.view(-1, size)
-
-
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """To the device, without waiting for it."""
-    if values.device == device:
-        return values
-    return ready(values, device).to(device, non_blocking=True)
-
-
-def ready(values: Tensor, device: torch.device) -> Tensor:
-    """Where a copy to the device need not be waited for: pinned, if it is a GPU."""
-    return values.pin_memory() if device.type == "cuda" and not values.is_cuda else values

@@ -25,7 +25,7 @@ STARTS: dict[Extension, bytes] = {"jpg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x
 
 
 class File(NamedTuple):
-    """An image as it came."""
+    """An encoded image, as it came."""
 
     extension: Extension
     data: bytes
@@ -42,11 +42,11 @@ class File(NamedTuple):
 
 
 class Samples(Protocol):
-    """What a source's `load` returns."""
+    """What a source's `load` returns: labels, and images on demand."""
 
     @property
     def labels(self) -> Labels:
-        """[M], from 0."""
+        """Label of each sample [M], int64, from 0."""
 
     @property
     def users(self) -> Labels | None:
@@ -54,7 +54,7 @@ class Samples(Protocol):
 
     @property
     def shape(self) -> Shape:
-        """Of every image that `pixels` returns."""
+        """Channels, height and width of every image that `pixels` returns."""
 
     def pixels(self, rows: NDArray[np.int64]) -> Pixels:
         """Images uint8 [len(rows), channels, height, width]; `ShardError` if one is unreadable."""
@@ -73,7 +73,7 @@ class Arrays:
 
     @property
     def shape(self) -> Shape:
-        """Of every image."""
+        """Channels, height and width of every image."""
         _, channels, height, width = self.images.shape
         return channels, height, width
 
@@ -103,5 +103,5 @@ class Files:
         return images
 
     def file(self, row: int) -> File:
-        """As it came."""
+        """The image as it came, undecoded."""
         return self.read(row)

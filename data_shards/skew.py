@@ -49,12 +49,12 @@ def skewed_test(samples: Samples, data: DataConfig, run_seed: int) -> Samples:
 
 
 def domain_of(client: int, domains: int) -> int:
-    """The domain of a client's images."""
+    """The number of the domain that a client's images are in."""
     return client % domains
 
 
 def skewed_shape(shape: Shape, data: DataConfig) -> Shape:
-    """Of images of that shape once they are skewed: a tint needs three channels."""
+    """The shape that images have once they are skewed: a tint needs three channels."""
     return (3, *shape[1:]) if data.skew == "colour" else shape
 
 
@@ -69,12 +69,12 @@ class Skewed:
 
     @property
     def labels(self) -> Labels:
-        """As they were."""
+        """Labels [M]: a feature skew leaves them as they are."""
         return self.samples.labels
 
     @property
     def users(self) -> Labels | None:
-        """As they were."""
+        """The user of each sample [M], as the source knows them; None = not known."""
         return self.samples.users
 
     @property

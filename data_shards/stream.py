@@ -27,8 +27,9 @@ from data_shards.lane import taking_part
 from data_shards.manifest import Manifest, Part, Shard
 from data_shards.order import Order
 from data_shards.rawtar import Block
-from data_shards.resident import Held, empty, pixels, ready
+from data_shards.resident import Held, empty, pixels
 from data_shards.tars import sized
+from fedcore.batch import pinned_for
 
 
 class Piece(NamedTuple):
@@ -92,7 +93,7 @@ class Streaming:
         for piece in (piece for pieces in found for piece in pieces):
             place = room.between(row, row + len(piece.labels))
             for to, values in zip(place, piece, strict=True):
-                to.copy_(ready(values, self.device), non_blocking=True)
+                to.copy_(pinned_for(values, self.device), non_blocking=True)
             row += len(piece.labels)
         return room.shaped(len(found), size)
 

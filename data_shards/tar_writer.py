@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from data_shards.manifest import NAME, Shard, Stored
-from data_shards.tars import sha256_of
 from fedcore.errors import StorageError
+from fedcore.files import sha256_of
 
 SHARD_BYTES = 64 * 2**20  # of data in one tar
 

@@ -15,7 +15,7 @@ from data_shards.folder import Folder, Remote
 from data_shards.manifest import WAY_OUT, Shard, Stored
 from data_shards.raw import reading
 from fedcore.errors import ShardError
-from fedcore.files import inside
+from fedcore.files import inside, sha256_of
 
 AT_ONCE = 8  # files that are hashed or fetched at a time
 BLOCK = tarfile.BLOCKSIZE
@@ -90,7 +90,7 @@ def _members(content: bytes, name: str) -> Iterator[dict[str, Any]]:
 def problems(
     folder: Folder, manifest: Stored, tick: Callable[[str], None] = lambda name: None
 ) -> list[ShardError]:
-    """Every shard that is missing or differs from the manifest, in its order.
+    """A `ShardError` for each shard that is missing or damaged, in the manifest's order.
 
     tick is told the name of each file that was looked at. Remote files are fetched.
     """
@@ -123,7 +123,7 @@ def check(folder: Folder, shard: Shard) -> Path:
 
 
 def sized(folder: Folder, shard: Shard) -> None:
-    """`ShardError` naming the file if it is missing or of another size than was written."""
+    """Raise `ShardError`, naming the file, if it is missing or of another size than was written."""
     path = local(folder, shard, hashed=False)
     if (size := _size(path)) != shard.bytes:
         raise ShardError(str(path), _difference(size, "", shard), WAY_OUT)
@@ -168,9 +168,3 @@ def _difference(size: int, sha256: str, shard: Shard) -> str:
     if sha256 != shard.sha256:
         return f"damaged: sha256 {sha256[:12]}..., want {shard.sha256[:12]}..."
     return ""
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

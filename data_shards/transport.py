@@ -33,7 +33,7 @@ class Incomplete(ConnectionError):
 
 
 class Refused(Exception):
-    """An answer that is no file."""
+    """The server's answer is not the file."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the server said {status}")
@@ -134,7 +134,7 @@ def _installed(url: str) -> Iterator[None]:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The status of HTTP with which the server refused, if it answered at all."""
+    """The HTTP status with which the server refused, if it answered at all."""
     response = getattr(error.__cause__ or error, "response", None)  # of botocore
     if isinstance(response, dict):
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) or None
@@ -145,7 +145,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same again may go well: no answer, a connection that broke, a busy server."""
+    """Whether trying again may help: no answer, a broken connection, a busy server."""
     import aiohttp
 
     status = status_of(error)
@@ -161,7 +161,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """What happened, in a line."""
+    """What an error says happened, in a line."""
     status = status_of(error)
     if status is not None:
         return f"the server said {status}{_MEANINGS.get(status, '')}"
@@ -184,7 +184,7 @@ _MEANINGS = {
 
 
 def way_out(error: BaseException) -> str:
-    """What to do about an error that no further try mends."""
+    """What to do about an error that trying again does not mend."""
     no_credentials = "Credentials" in type(error).__name__
     if status_of(error) in (401, 403) or no_credentials or isinstance(error, PermissionError):
         return "credentials, in ~/.netrc, AWS_... or GOOGLE_APPLICATION_CREDENTIALS"

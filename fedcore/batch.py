@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -23,6 +24,16 @@ class Batch(NamedTuple):
     images: Tensor  # [K, V, B, channels, height, width], augmented and normalised
     labels: Tensor  # [K, B] int64
     weight: Tensor  # [K, B] 1 for a sample of this batch, 0 for filling
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """`values` on the device; the copy is not waited for."""
+    return pinned_for(values, device).to(device, non_blocking=True)
+
+
+def pinned_for(values: Tensor, device: torch.device) -> Tensor:
+    """`values`, in pinned memory if the device is a GPU: then their copy need not be waited for."""
+    return values.pin_memory() if device.type == "cuda" and not values.is_cuda else values
 
 
 def held_out_of(samples: int, share: float) -> int:

@@ -6,7 +6,6 @@ writes them.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from torch import Tensor
 from fedcore.checkpoint_index import check_index
 from fedcore.clients.state import ClientState
 from fedcore.errors import ConfigError, FedError, ShardError
-from fedcore.files import inside, read_json
+from fedcore.files import inside, read_json, sha256_of
 
 FORMAT = 5
 DIGITS = {"round": 5, "step": 8}
@@ -55,11 +54,6 @@ def to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
 def pointed_at(folder: Path, pointer: str) -> str:
     """The checkpoint that the file `latest` or `best` names; empty if there is no such file."""
     try:
@@ -78,7 +72,7 @@ def candidates(folder: Path) -> list[Path]:
 
 
 class Checkpoint:
-    """One complete checkpoint directory."""
+    """One complete checkpoint folder; raises `ShardError` if its index is missing or damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -123,7 +117,10 @@ class Checkpoint:
         return path
 
     def shared(self, kind: str, *, optional: bool = False) -> dict[str, Tensor]:
-        """The tensors of a kind that belong to no client, on the CPU; optional: or nothing."""
+        """The tensors of a kind that belong to no client, on the CPU.
+
+        optional: empty if there are none, instead of a `ShardError`.
+        """
         if not optional and not self._of(kind):
             problem = f"has no {kind}-*.safetensors"
             raise ShardError(str(self.folder), problem, "a checkpoint of the same kind of run")

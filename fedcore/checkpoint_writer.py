@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,12 +30,12 @@ from fedcore.checkpoint import (
     Checkpoint,
     pointed_at,
     remove_halves,
-    sha256_of,
     to_disk,
     write_atomically,
 )
 from fedcore.checkpoint_index import sealed
 from fedcore.errors import FedError, StorageError
+from fedcore.files import sha256_of
 from fedcore.server.comm import Comm, together
 
 
@@ -170,13 +171,13 @@ class Checkpoints:
         """Collective. Raises `StorageError` on every rank when any of them cannot write."""
         with together(self.comm):
             if self.comm.rank == 0:
-                _guard(part, lambda: _empty(part))
+                _guard(part, partial(_empty, part))
         try:
             mine: list[dict[str, Any]] = []
             with together(self.comm):
                 for kind, tensors, clients in _files(contents):
                     file = part / f"{kind}-{self.comm.rank:05d}.safetensors"
-                    _guard(file, lambda file=file, tensors=tensors: _store(file, tensors))  # type: ignore[misc]
+                    _guard(file, partial(_store, file, tensors))
                     mine.append(_entry(file) | {"kind": kind} | clients)
             files = [entry for of_rank in self.comm.gather_json(mine) for entry in of_rank]
             with together(self.comm):

@@ -112,7 +112,7 @@ class LearnedConfig(Section):
 
 
 class RuleConfig(Section):
-    """The weight lambda of the alignment loss. A key left null keeps the algorithm's own value."""
+    """The weight lambda of the align loss. A key left null keeps the algorithm's own value."""
 
     start: StartConfig | None = None
     """Where lambda starts."""
@@ -141,7 +141,7 @@ class AlgorithmConfig(Section):
     base: tuple[str, ...] | None = None
     """Loss terms of the base loss."""
     align: tuple[str, ...] | None = None
-    """Loss terms of the alignment loss, which lambda weighs."""
+    """Loss terms of the align loss, which lambda weighs."""
     terms: dict[str, dict[str, Number]] = Field(default_factory=dict)
     """Settings of single terms, e.g. {supcon: {temperature: 0.1}}."""
     anchor: str | None = None

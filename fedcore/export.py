@@ -38,7 +38,7 @@ class Clients(NamedTuple):
     models: Tensors  # each [N, ...], in the order of `ids`
 
     def each(self) -> list[ClientModel]:
-        """One by one."""
+        """The clients' models, one record each."""
         return [
             ClientModel(k, {name: v[row] for name, v in self.models.items()}, self.shares[k])
             for row, k in enumerate(self.ids)
@@ -126,7 +126,7 @@ def read(path: Path) -> tuple[dict[str, Any], Tensors]:
 
 
 def read_tensors(path: Path) -> Tensors:
-    """All tensors of a safetensors file; `ShardError` if it is none."""
+    """All tensors of a safetensors file; `ShardError` if it is not one."""
     try:
         return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:

@@ -6,6 +6,7 @@ All readers of names and of JSON on disk call these; what is wrong is told and n
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -70,3 +71,9 @@ def read_bytes(path: Path) -> bytes:
     if len(found) > LARGEST:
         raise OSError(errno.EFBIG, f"more than {LARGEST:,} bytes")
     return found
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file of any size, in hexadecimal; `OSError` if it cannot be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,7 +14,7 @@ from fedcore.server.fusion import ClientModel
 
 
 class ModelsOf:
-    """Models of this rank's clients, with their shares; fetched anew each time one goes through."""
+    """Models of this rank's clients, each with its share; fetched anew on every pass."""
 
     def __init__(self, group: ClientGroup, share: Mapping[int, float]) -> None:
         self.group, self.share = group, share
@@ -26,7 +26,7 @@ class ModelsOf:
 
 
 class ControlsOf(ModelsOf):
-    """Their control variates [P]."""
+    """Control variates [P] of this rank's clients, each with its client's share."""
 
     def __iter__(self) -> Iterator[Any]:
         for clients, part in self.group.parts(self.share.keys()):

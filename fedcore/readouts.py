@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """What a client adds to a sum over clients, weighted by w_k."""
+    """What one client adds to a sum over clients, weighted by its share w_k."""
 
     width: Callable[[int, int], int]  # (C, D) -> columns
     of: Callable[[Seen], Tensor]  # [m, width], entries within +-2
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """A read-out of sums over all clients."""
+    """A read-out: which parts are summed over all clients, and what is predicted from the sums."""
 
     about: str
     parts: tuple[Part, ...]
@@ -120,12 +120,12 @@ client's own model, and the averaged one."""
 
 
 def all_parts() -> list[Part]:
-    """The parts of all read-outs, each once."""
+    """The parts of all registered read-outs, each once."""
     return [*dict.fromkeys(part for _, readout in READOUTS for part in readout.parts)]
 
 
 def check_readout(algorithm: Algorithm, keeps_models: bool) -> None:
-    """Raises `ConfigError` for an unknown read-out, and for one of models that are not kept."""
+    """Raise `ConfigError` for an unknown read-out, and for one of models that are not kept."""
     known = [*READOUTS.names(), *SINGLE]
     if algorithm.readout not in known:
         way_out = nearest(algorithm.readout, known)

@@ -57,7 +57,7 @@ def exploded(rule: LambdaRule, events: Sequence[ClientEvent]) -> list[ClientEven
 
 
 def explosion(rule: LambdaRule, exploded: Sequence[ClientEvent]) -> str:
-    """A sentence about them."""
+    """A warning about clients whose lambda exploded: how many, the worst, and the way out."""
     worst = max(exploded, key=lambda e: e.lambda_raw)
     message = (
         f"raw lambda of {len(exploded)} client(s) is above {rule.limit:g}: client "

@@ -18,7 +18,7 @@ Clock = Literal["epoch", "round"]
 
 
 class Progress(NamedTuple):
-    """How far the run is. All are scalars []."""
+    """How far the run is; every field is a scalar []."""
 
     p: Tensor  # share of all local epochs of the run done, 0...1
     by_round: Tensor  # share of all rounds done, 0...1
@@ -33,7 +33,10 @@ class Progress(NamedTuple):
 def progress(
     round: int, rounds: int, epoch: int, epochs: int, spread: float, like: Tensor
 ) -> Progress:
-    """Progress before local epoch `epoch` of round `round` (from 0), typed and placed as `like`."""
+    """Progress before a local epoch of a round, both counted from 0; typed and placed as `like`.
+
+    spread: client-prototype std over its first-round value.
+    """
     values = (
         (round * epochs + epoch) / (rounds * epochs),
         round / rounds,
@@ -45,13 +48,15 @@ def progress(
 
 
 class Schedule(Protocol):
+    """An annealing factor s, from how far the run is."""
+
     def __call__(self, at: Progress) -> Tensor:
-        """The factor at that progress, in [0, 1], of the shape of `at.p`."""
+        """s in [0, 1] at that progress, of the shape of `at.p`."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """s = 1."""
+    """s = 1: no annealing."""
 
     def __call__(self, at: Progress) -> Tensor:
         return torch.ones_like(at.p)
@@ -59,7 +64,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Linear:
-    """s = 1 - p."""
+    """s = 1 - p: from 1 down to 0."""
 
     def __call__(self, at: Progress) -> Tensor:
         return (1 - at.p).clamp(0, 1)
@@ -67,7 +72,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Cosine:
-    """s = (1 + cos(pi p)) / 2."""
+    """s = (1 + cos(pi p)) / 2: from 1 down to 0, slowly at both ends."""
 
     def __call__(self, at: Progress) -> Tensor:
         return 0.5 * (1 + torch.cos(math.pi * at.p.clamp(0, 1)))
@@ -75,7 +80,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Consensus:
-    """s = spread: anneal as the clients' prototypes come together."""
+    """s = spread, at most 1: falls as the clients' prototypes come together."""
 
     def __call__(self, at: Progress) -> Tensor:
         return at.spread.clamp(0, 1)

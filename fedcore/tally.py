@@ -28,9 +28,12 @@ class Evaluation(NamedTuple):
 
 
 class Tally:
-    """Sums of the read-outs' parts by test sample; counts of the averaged model; and of each client
-    what it gets right on the test samples, its distance from the averaged model, and what it gets
-    right on its validation samples, if some client has any."""
+    """What an evaluation counts and sums, on this rank.
+
+    Sums of the read-outs' parts by test sample; right answers of the averaged model; and of each
+    client its right answers on the test samples, its distance from the averaged model, and its
+    right answers on its validation samples, if some client has any.
+    """
 
     def __init__(
         self,
@@ -57,8 +60,10 @@ class Tally:
         self.averaged = self.sums.total[self._summed :][:2]  # right: test, and validation samples
 
     def add(self, seen: Seen, shares: Tensor, start: int) -> None:
-        """Contributions of K clients (leading axis of `seen`; w_k in `shares` [K]) for the samples
-        from `start` on."""
+        """Add what K clients contribute to the samples from `start` on.
+
+        seen: each [K, m, ...]; shares [K]: w_k.
+        """
         values = over_clients(self._contributions, seen)
         self.sums.add_lane(values, shares, start * self.width)
 
@@ -69,13 +74,16 @@ class Tally:
     def add_clients(
         self, clients: Sequence[int], right: Tensor, distances: Tensor, right_aside: Tensor
     ) -> None:
-        """Numbers [K] of each client alone: right answers, distance (float64), right answers on its
-        validation samples."""
+        """Add numbers [K] of each client alone.
+
+        right: right answers on the test samples; distances: from the averaged model, float64;
+        right_aside: right answers on its own validation samples.
+        """
         table = torch.stack([right, distances.view(torch.int64), right_aside], 1)
         self._lanes.append(([self.row[k] for k in clients], table[:, : self._numbers]))
 
     def total(self) -> Tensor:
-        """All of this rank's integers."""
+        """All sums and counts of this rank, as one tensor of int64."""
         if self._lanes:
             rows = torch.tensor([row for rows, _ in self._lanes for row in rows])
             table = self.sums.total[self._summed + 2 :].view(-1, self._numbers)
@@ -83,7 +91,7 @@ class Tally:
         return self.sums.total
 
     def evaluation(self, total: Tensor) -> Evaluation:
-        """What the integers of all ranks say."""
+        """The evaluation that the summed integers of all ranks stand for."""
         m, right = len(self.labels), self._right(total[: self._summed])
         found = torch.cat([*right.values(), total[self._summed :]]).cpu()  # sync: the only one
         ensembles, averaged, flat = torch.split(found, [len(right), 2, len(found) - len(right) - 2])

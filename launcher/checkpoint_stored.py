@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedcore.checkpoint import Checkpoint, candidates, pointed_at, sha256_of
+from fedcore.checkpoint import Checkpoint, candidates, pointed_at
 from fedcore.errors import ConfigError, FedError
-from fedcore.files import inside
+from fedcore.files import inside, sha256_of
 from fedcore.telemetry.telemetry import to_stderr
 
 WANT = "a checkpoint, or a run directory with a whole one"

@@ -33,14 +33,13 @@ class Request:
     config: RunConfig
     name: str  # of the configuration, for the run directory
     run_dir: Path
-    named_run_dir: bool  # --run-dir was given
     resume: str  # auto, never or a directory
-    print_config: bool
-    dry_run: bool
+    print_config: bool = False
+    dry_run: bool = False
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments, with help."""
+    """The parser of the command line of launcher/main.py."""
     parser = argparse.ArgumentParser(
         prog="launcher/main.py",
         description="Train a federation or a language model, or one after another what a list of "
@@ -102,7 +101,6 @@ def request(given: argparse.Namespace) -> Request:
         config,
         name,
         given.run_dir or Path("runs") / label,
-        given.run_dir is not None,
         given.resume,
         given.print_config,
         given.dry_run,

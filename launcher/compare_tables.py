@@ -25,7 +25,7 @@ def percent(values: BySeed, signed: bool = False) -> str:
 
 
 def header(group: Group, readout: str) -> list[str]:
-    """Titles of the columns."""
+    """The titles of a table's columns."""
     named = [] if readout in (OWN, BEST) else [readout]
     fixed = ["run", "own read-out", "best", "best read-out"]
     return [*fixed, *named, *_difference(group, readout), "seeds"]
@@ -56,7 +56,7 @@ def seeds(row: Row) -> str:
 
 
 def rich_tables(groups: Sequence[Group], readout: str) -> list[Table]:
-    """One table a group."""
+    """A table for each group, for a terminal."""
     tables = []
     for group in groups:
         table = Table(title=group.data, title_justify="left", title_style="bold")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedcore.checkpoint import write_atomically
-from fedcore.telemetry.console import console_for
+from fedcore.telemetry.screen import console_for
 from launcher.compare import Group, as_json, check_words, groups
 from launcher.compare_alpha import plot_over_alpha
 from launcher.compare_plot import plot_comparison

@@ -12,13 +12,13 @@ from data_shards.folder import Remote
 from data_shards.manifest import NAME, Manifest, Side
 from data_shards.raw import reading
 from data_shards.sources import SOURCES
-from data_shards.tars import sha256_of
 from fedcore import export, extensions
 from fedcore.algorithms import resolve
 from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, FedError, ShardError
 from fedcore.export import Tensors, What
+from fedcore.files import sha256_of
 from fedcore.registry import nearest
 from launcher.checkpoint_stored import is_within, run_of
 from launcher.prepare import store_dir
@@ -111,11 +111,11 @@ class Exporter:
         return {k: n for k, n in held.items() if k in trained}
 
     def clients(self) -> export.Clients:
-        """Their models."""
+        """The models of the checkpoint's clients."""
         return export.clients_of(self.checkpoint, self.samples())
 
     def tensors(self, what: What) -> Tensors:
-        """What the file holds."""
+        """The tensors that the exported file is to hold, by name."""
         with reading(self.folder, OLDER):
             return self._tensors(what)
 

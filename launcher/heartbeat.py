@@ -18,13 +18,13 @@ class Store(Protocol):
     """What is used of torch's rendezvous store."""
 
     def set(self, key: str, value: str) -> None:
-        """Write."""
+        """Write a value under a key."""
 
     def get(self, key: str) -> bytes:
-        """Read; waits for a key that is not there."""
+        """The value under a key; waits until there is one."""
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are there."""
+        """Whether all of these keys have values."""
 
 
 class Heartbeat:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.telemetry.console import console_for
+from fedcore.telemetry.screen import console_for
 from launcher.jobs import Row, shown
 from launcher.watch_parts import printable
 

@@ -17,7 +17,7 @@ class Trainer(Protocol):
     """A run that is built, on this rank."""
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from there."""
+        """Go on from that checkpoint."""
 
     def run(self) -> Any:
         """All that is left of it."""
@@ -42,7 +42,7 @@ class Kind(Protocol):
         """What is about to run, in a line."""
 
     def telemetry(self, run: RunDir, world: World) -> Telemetry:
-        """This rank's sinks. Collective."""
+        """Telemetry with this rank's sinks. Collective."""
 
     def warnings(self, ranks: int) -> list[str]:
         """What is unusual, in words; nothing of it stops a run."""

@@ -22,7 +22,7 @@ VOCABULARY = "tokenizer.json"
 
 
 class Stored(NamedTuple):
-    """What `load_stored` finds."""
+    """A trained language model, and what is needed to use it."""
 
     model: TransformerLM  # on the CPU
     config: RunConfig  # of the run
@@ -60,7 +60,7 @@ def _model(config: RunConfig, vocab_size: int, tensors: dict[str, Tensor]) -> Tr
     held = sum(value.numel() for value in tensors.values())
     said = sum(parameters(config.lm.model, vocab_size).values())
     if said > held:
-        raise ValueError(f"a model of {said:,} numbers is said, {held:,} are there")
+        raise ValueError(f"a model of {said:,} parameters, but {held:,} are there")
     model = TransformerLM(config.lm.model, vocab_size, config.seed)
     model.load_state_dict(tensors)
     return model

@@ -30,7 +30,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def plain(command: Callable[P, None]) -> Callable[P, None]:
-    """The command under `plain_errors`."""
+    """The command, whose user's mistakes end in one line and their exit code."""
 
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from data_shards.folder import Folder, Remote, folder_of
-from data_shards.tars import sha256_of
 from data_shards.text import corpus, stdlib, tokenizers
 from data_shards.text.manifest import TokenManifest
 from data_shards.text.write import write
 from data_shards.write import Tick
 from fedcore.config import RunConfig
 from fedcore.config_lm import LMConfig, LMDataConfig
-from fedcore.files import plain_name
+from fedcore.files import plain_name, sha256_of
 from launcher.elsewhere import given, local_store, outside, stored, verified
 from launcher.once import once
 

@@ -12,7 +12,7 @@ from fedcore.errors import ConfigError
 
 
 def page() -> str:
-    """docs/config.md."""
+    """The text of docs/config.md: every key of a configuration."""
     return "\n".join([INTRODUCTION, *(_markdown(part) for part in parts(RunConfig))])
 
 

@@ -60,7 +60,7 @@ class RunDir:
 
     @property
     def targets(self) -> Path:
-        """Prometheus file_sd."""
+        """The addresses that Prometheus is to scrape (file_sd)."""
         return self.path / "prometheus_targets.json"
 
     @property

@@ -56,7 +56,7 @@ def table(manifest: Manifest | TokenManifest, most: int = 0) -> Table:
 
 
 def remarks(manifest: Manifest | TokenManifest, most: int = 0) -> list[str]:
-    """Lines below the table."""
+    """The lines below the table of shards: what it leaves out, and what is unusual."""
     many = len(manifest.clients)
     hidden = many - min(most or many, many)
     lines = [f"{count(hidden, 'more client')}: --clients 0 shows all"] if hidden else []

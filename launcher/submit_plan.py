@@ -48,7 +48,7 @@ def plan(config: str, overrides: Sequence[str], array: str | None, run_dir: Path
         name = cli.stem(array or config)
         out = (run_dir or Path("runs") / name).absolute()
         return Plan(name, text, experiments.resolve(values, overrides, out), out, True)
-    request = cli.request(cli.parser().parse_args(_words(config, overrides)))
+    request = cli.parse(_words(config, overrides))
     out = (run_dir or request.run_dir).absolute()
     return Plan(out.name, text, [Run(0, request.name, request.config, out)], out, False)
 

@@ -144,7 +144,7 @@ class Suite:
         settled = self._settled(here, run)
         if settled is not None:
             return settled
-        request = cli.Request(run.config, run.name, run.run_dir, True, self.resume, False, False)
+        request = cli.Request(run.config, run.name, run.run_dir, self.resume)
         self.job = Job(request, here)
         return self.job()
 

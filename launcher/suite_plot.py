@@ -42,7 +42,7 @@ def plot_curves(found: Sequence[Row], out: Path) -> Path:
 
 
 def counted(value: float, position: float | None = None) -> str:
-    """Tokens in short: 3.2M."""
+    """A number of tokens in short: 3.2M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:g}{unit}"

@@ -33,7 +33,7 @@ class Trial:
 
     @property
     def seed(self) -> int:
-        """Its seed."""
+        """The seed of the run."""
         return int(self.said["seed"])
 
     @cached_property

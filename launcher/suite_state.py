@@ -23,7 +23,7 @@ OVER = (COMPLETED, DIVERGED, FAILED)
 
 @dataclass(frozen=True)
 class State:
-    """How a run stands."""
+    """How far a run of a list has come."""
 
     status: str
     code: int | None = None  # exit code, once it ended

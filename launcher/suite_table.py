@@ -15,7 +15,7 @@ from rich.table import Table
 from fedcore.checkpoint import write_atomically
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
-from fedcore.telemetry.console import console_for
+from fedcore.telemetry.screen import console_for
 from launcher import comparing, suite_results
 from launcher.compare import OWN, Group, mean_and_std
 from launcher.compare import Row as AccuracyRow
@@ -49,7 +49,7 @@ def write_and_show(out: Path) -> None:
 
 
 def write(found: Sequence[Row], out: Path) -> None:
-    """table.md, table.json and curves.png."""
+    """Write table.md, table.json and curves.png into `out`."""
     with storage(out):
         write_atomically(out / "table.md", markdown(found))
         write_atomically(
@@ -91,7 +91,7 @@ def cells(row: Row) -> list[str]:
 
 
 def titles(found: Sequence[Row]) -> list[str]:
-    """Of the columns."""
+    """The titles of the table's columns."""
     measures = [measure.title for measure in MEASURES.values()]
     return ["experiment", "status", *measures, f"differs from {found[0].name}"]
 

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedcore.errors import ConfigError
-from fedcore.telemetry.console import console_for
+from fedcore.telemetry.screen import console_for
 from launcher.grid import Cell, check_directories
 from launcher.rundir import RunDir, alone_in, make_private, storage
 
@@ -27,7 +27,7 @@ STOPPED = 75  # exit code of a sweep that was asked to stop
 
 @dataclass(frozen=True)
 class Result:
-    """How a cell ended."""
+    """How one run of a sweep ended."""
 
     cell: Cell
     status: str  # completed, diverged, failed
@@ -123,7 +123,7 @@ def _start(cell: Cell) -> subprocess.Popen[bytes]:
 
 
 def log_of(cell: Cell) -> Path:
-    """What the run printed."""
+    """The file that keeps what the run printed."""
     return cell.run_dir / "log.txt"
 
 

@@ -16,9 +16,10 @@ from rich.text import Text
 from fedcore.algorithms import resolve
 from fedcore.config import RunConfig
 from fedcore.errors import FedError
-from fedcore.telemetry.console import ConsoleSink, console_for
+from fedcore.telemetry.console import ConsoleSink
 from fedcore.telemetry.events import ClientEvent, Event, RoundEvent
 from fedcore.telemetry.lm_console import LMConsole
+from fedcore.telemetry.screen import console_for
 from launcher.reporting import lm_info
 from launcher.watch_federated import FederatedWatch
 from launcher.watch_lm import LMWatch

@@ -110,7 +110,7 @@ class Notes:
         self.last = math.nan  # unix seconds
 
     def take(self, event: Event) -> None:
-        """Any event."""
+        """Note the time of an event, and its words if it is a warning or a resume."""
         self.last = event.time
         if isinstance(event, WarningEvent | LMWarningEvent):
             self.warned += 1
@@ -128,7 +128,7 @@ class Notes:
         return Text(f"no line for {age:,.0f} s", "bold red")
 
     def view(self) -> Text | None:
-        """The last warnings."""
+        """The number of warnings and the last of them; None without any."""
         if not self.warned:
             return None
         head = f"{self.warned} warnings, the last:" if self.warned > FEW else "warnings:"

@@ -36,7 +36,7 @@ class Taker(Protocol):
     """Takes the events of one run."""
 
     def take(self, event: Event) -> None:
-        """The next event."""
+        """Take the next event of the file."""
 
 
 Make = Callable[[RunConfig | None, bool, str], Taker]
@@ -55,7 +55,7 @@ class RunFollower:
 
     @property
     def name(self) -> str:
-        """Of the directory."""
+        """The name of the run's directory."""
         return self.run.path.resolve().name
 
     @property
@@ -70,7 +70,7 @@ class RunFollower:
         return self.summary is not None
 
     def update(self) -> None:
-        """Read what is new."""
+        """Read what has been written since the last look."""
         # before the lines: once there is a summary, they are all written
         self.summary = self.run.read_summary()
         if self._tail.is_replaced():
@@ -103,7 +103,7 @@ class ListFollower:
 
     @property
     def name(self) -> str:
-        """Of the directory."""
+        """The name of the list's directory."""
         return self.path.resolve().name
 
     def is_over(self) -> bool:

@@ -164,7 +164,7 @@ def question(config: RunConfig, manifest: Manifest, world: World, most: int) -> 
 
 
 def memory() -> Path:
-    """Where answers are remembered."""
+    """The folder in which measured widths are remembered."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not cache.is_absolute():  # as its specification wants
         cache = Path.home() / ".cache"

@@ -189,7 +189,7 @@ def join(config: RunConfig, on_lost: Callable[[CollectiveError], None]) -> World
 
 
 def pick_device(wanted: str, place: Place) -> torch.device:
-    """This rank's own device."""
+    """The device of this rank: its own GPU, or the CPU. Raises `ConfigError` if there is none."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
 import graphlib
 import re
@@ -127,6 +128,16 @@ def floor(module: str) -> int | None:
         if prefix in FLOORS:
             return FLOORS[prefix]
     return None
+
+
+def test_every_module_stands_in_the_picture_of_floors() -> None:
+    """By its own name or its package's, or by a word with a `*`."""
+    picture = (ROOT / "docs" / "map.md").read_text().split("```")[1]
+    words = set(re.findall(r"[\w*]+", picture))
+    alone = {name.split(".")[1] for name in modules() if "." in name} - {"__main__"}
+    named = {part for part in alone if any(fnmatch.fnmatch(part, word) for word in words)}
+    held = {name.split(".")[1] for name in modules() if name.startswith("data_shards.")}
+    assert sorted(alone - named - held) == []
 
 
 @pytest.mark.parametrize("name", sorted(modules()))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,8 +31,8 @@ from fedcore.lm.turns import Turns, dealt
 from fedcore.seeds import generator
 from fedcore.server.comm import Comm, LocalComm
 from fedcore.server.pause import Pauses
-from fedcore.telemetry.events import Event
 from fedcore.telemetry.telemetry import Telemetry
+from tests.kept import Kept
 
 T = TypeVar("T")
 VOCABULARY, CONTEXT = 11, 6
@@ -104,17 +104,8 @@ class ToyText:
         return self._of(-1, 0, 8)
 
 
-class Recorder:
-    """A sink that keeps the events."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def write(self, events: Sequence[Event]) -> None:
-        self.events += events
-
-    def close(self) -> None:
-        pass
+class Recorder(Kept):
+    """A sink that gives the events by kind."""
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The records of a kind, without what depends on the clock."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,30 +10,27 @@ import torch
 from fedcore.config import RunConfig
 from fedcore.lm.train import LMRun
 from fedcore.server.comm import LocalComm
-from fedcore.telemetry.events import Event, LMStepEvent, LMWarningEvent
+from fedcore.telemetry.events import LMStepEvent, LMWarningEvent
 from fedcore.telemetry.telemetry import Telemetry
 from launcher import prepare_text
 from launcher.lm_job import LanguageModel
 from launcher.rundir import RunDir
 from launcher.world import Place, World
+from tests.kept import Kept
 
 
-class Kept:
-    """A sink that keeps what it is told."""
+class LMKept(Kept):
+    """A sink that keeps a language-model run's events."""
 
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def write(self, events: Sequence[Event]) -> None:
-        self.events += events
-
-    def close(self) -> None:
-        """Nothing is open."""
+    @property
+    def lines(self) -> list[LMStepEvent]:
+        """The lines about steps."""
+        return [e for e in self.events if isinstance(e, LMStepEvent)]
 
     @property
     def losses(self) -> dict[int, float]:
         """Training loss by step."""
-        return {e.step: e.loss for e in self.events if isinstance(e, LMStepEvent)}
+        return {e.step: e.loss for e in self.lines}
 
     @property
     def warnings(self) -> list[str]:
@@ -58,9 +54,9 @@ def config_of(folder: Path, **lm: Any) -> RunConfig:
     return RunConfig.of(values | {"evaluate": every, "checkpoint": every})
 
 
-def built(config: RunConfig, folder: Path) -> tuple[LMRun, Kept]:
+def built(config: RunConfig, folder: Path) -> tuple[LMRun, LMKept]:
     """The run on one rank with a run directory in `folder`, and what it tells."""
-    run, kept, kind = RunDir(folder / "run"), Kept(), LanguageModel(config)
+    run, kept, kind = RunDir(folder / "run"), LMKept(), LanguageModel(config)
     run.path.mkdir(parents=True, exist_ok=True)
     kind.open(prepare_text.ensure(config))
     place = Place(rank=0, size=1, local_rank=0, local_size=1, address="", port=0)

@@ -54,7 +54,7 @@ class Synthetic:
 
     @property
     def shape(self) -> Shape:
-        """Of every image."""
+        """Channels, height and width of every image."""
         return self.settings.channels, self.settings.size, self.settings.size
 
     @cached_property
@@ -75,7 +75,7 @@ class Synthetic:
         return images
 
     def file(self, row: int) -> None:
-        """They have none."""
+        """None: generated images are no files."""
 
     def _made(self, rows: NDArray[np.int64]) -> Pixels:
         """A chunk of them: waves, moved, summed up, and spread over 0...255."""
@@ -158,7 +158,7 @@ SOURCES.add(
         load,
         # no flip: a mirrored pattern is no longer its class's; waves this long bear the rest
         kind="digits",
-        about="images made of nothing, as many and as hard as data.synthetic says",
+        about="generated images: data.synthetic says how many and how hard",
         bundled=True,
         takes=("synthetic",),
     ),

@@ -34,7 +34,7 @@ class Document(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Length in UTF-8."""
+        """Length of the text in UTF-8, in bytes."""
         return len(self.text.encode())
 
 

@@ -31,7 +31,7 @@ class TokenPart(Record):
 
 
 class TokenClient(TokenPart):
-    """One client's shards."""
+    """The shards of one client, and how many tokens they hold."""
 
     client: int = Field(ge=0)
 
@@ -76,12 +76,12 @@ class TokenManifest(Stored):
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are 0 ... vocab_size - 1."""
+        """Number of token ids: they are 0 ... vocab_size - 1."""
         return self.vocabulary.size
 
     @property
     def parts(self) -> dict[str, TokenPart]:
-        """All parts by name."""
+        """Every client and the held-out text, by name."""
         return {str(p.client): p for p in self.clients} | {"held out": self.held_out}
 
     @property
@@ -97,7 +97,7 @@ class TokenManifest(Stored):
 
     @property
     def bytes_per_token(self) -> float:
-        """Of the held-out text, ends counted as tokens without bytes."""
+        """Bytes of a token of the held-out text; ends count as tokens without bytes."""
         return self.held_out.bytes / self.held_out.tokens
 
 

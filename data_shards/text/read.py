@@ -90,7 +90,7 @@ class TokenStream:
 
     @property
     def windows_per_epoch(self) -> int:
-        """n // T sequences go once through the text."""
+        """Sequences of one pass through the text: n // T for n tokens."""
         return self.tokens // self.context
 
     def batch(self, step: int, size: int, rows: range) -> Tensor:

@@ -29,7 +29,7 @@ Ids = NDArray[np.uint32]
 
 
 class Tokenizer(Protocol):
-    """A vocabulary."""
+    """Text to token ids and back."""
 
     vocab_size: int  # ids are 0 ... vocab_size - 1
     end: int  # the id that ends a document; no text is encoded as it
@@ -60,7 +60,7 @@ class ByteTokenizer:
         return b"".join(parts).decode(errors="replace")
 
     def save(self, folder: Path) -> None:
-        """Write that it is bytes."""
+        """Write `tokenizer.json`, which says that tokens are bytes."""
         (folder / FILE).write_text(json.dumps(BYTES) + "\n", encoding="utf-8")
 
 
@@ -108,7 +108,7 @@ class LibraryTokenizer:
 
 
 def tokenizer(data: LMDataConfig, texts: Iterable[str]) -> Tokenizer:
-    """What a configuration asks for; bpe is trained on `texts`."""
+    """The tokenizer that a configuration asks for; bpe is trained on `texts`."""
     if data.tokenizer == "bytes":
         return ByteTokenizer()
     if data.vocabulary is not None:

@@ -57,7 +57,7 @@ def state() -> list[Panel]:
         ),
         number(
             "Exploded clients",
-            "Clients whose raw lambda is above lambda_max. Their alignment loss has gone to "
+            "Clients whose raw lambda is above lambda_max. Their align loss has gone to "
             "nothing, or s(p) has driven it there (v12): the closed forms tell which.",
             Query(exploded),
             steps={1: RED},
@@ -86,7 +86,7 @@ def lambdas() -> list[Panel]:
     )
     effective = lines(
         "Effective lambda by client",
-        "The weight on the alignment loss as it was used: raw lambda, times s(p) in versions "
+        "The weight on the align loss as it was used: raw lambda, times s(p) in versions "
         "that put s on the weights (v6 to v9, v11).",
         each_client("fedcore_lambda_effective"),
         width=12,
@@ -165,7 +165,7 @@ def training() -> list[Panel]:
             page=LAMBDA,
         ),
         lines(
-            "Alignment loss by client",
+            "Align loss by client",
             "Distance of prototypes from their anchors. A client near 0 has arrived, and its "
             "lambda at rest is large.",
             each_client("fedcore_loss", labels='term="align"'),
@@ -236,7 +236,7 @@ def versions() -> list[Panel]:
     return [
         lines("Best accuracy by run", "By the best read-out.", of(accuracy), unit="percentunit"),
         lines("Median raw lambda by run", over, of(weight), log=True, page=LAMBDA),
-        lines("Median alignment loss by run", over, of(align), log=True, page=LAMBDA),
+        lines("Median align loss by run", over, of(align), log=True, page=LAMBDA),
     ]
 
 

@@ -58,7 +58,7 @@ class Algorithm:
 
     @property
     def term_names(self) -> tuple[str, ...]:
-        """Their names, in the same order."""
+        """The names of all loss terms, base first."""
         return tuple(term_name(term) for term in self.terms)
 
 

@@ -17,8 +17,11 @@ def form_lanes(samples: Sequence[int], width: int) -> list[list[int]]:
 
 
 def kept_together(width: int, clients: int, per_round: int | None) -> int:
-    """How many clients one rank must own together, so that lanes of `width` can be made of those
-    among them who take part in a round: as many as give a full lane on average."""
+    """How many clients one rank must own together, so that lanes of `width` can be made of them.
+
+    Only `per_round` of all clients take part in a round (None = all): so many that their
+    participants make a full lane on average.
+    """
     return width if per_round is None else width * -(-clients // per_round)
 
 

@@ -20,12 +20,15 @@ def begin_round(state: ClientState) -> None:
 
 
 def correct(grads: Tensor, state: ClientState, server: Tensor) -> None:
-    """Gradients g [K, P] to g - c_k + c in place, after they are added to the sum. server: c [P]"""
+    """Gradients g [K, P] become g - c_k + c, in place; g is added to the sum first.
+
+    server: c [P].
+    """
     state.flat[SUM].add_(grads)
     grads.sub_(state.flat[OWN]).add_(server)
 
 
 def end_round(state: ClientState, steps: Tensor) -> None:
-    """c_k becomes the mean gradient of the round; steps: how many it had [K]."""
+    """c_k becomes the mean gradient of the round. steps [K]: how many the round had."""
     total = state.flat[SUM]
     state.flat[OWN] = total / steps.to(total)[:, None]

@@ -19,8 +19,10 @@ from fedcore.clients.step import Lane, Setup, Targets, look
 def mean_features(
     setup: Setup, part: ClientState, fixed: Lane, targets: Targets, batches: Iterable[Batch]
 ) -> Tensor:
-    """Mean of z over the samples of each class [K, C, D], of K clients; 0 for a class that a client
-    does not hold (Tan et al. 2022)."""
+    """Mean feature z of each class [K, C, D], of K clients (Tan et al. 2022).
+
+    0 for a class that a client does not hold.
+    """
 
     def sums(params: Tensors, buffers: Tensors, sample: Batch, lane: Lane) -> Tensor:
         view = look(setup, params, buffers, sample, lane, targets)

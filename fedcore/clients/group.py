@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcore.algorithms import Algorithm
-from fedcore.batch import Batch, TrainData
+from fedcore.batch import Batch, TrainData, sent
 from fedcore.clients import control, learn
 from fedcore.clients.features import mean_features
 from fedcore.clients.launch import Eager, Launch, Teller
@@ -18,7 +18,7 @@ from fedcore.clients.optim import Hyper
 from fedcore.clients.order import Fold, Order, Ticker, Upload
 from fedcore.clients.readings import Totals, readings, record_width
 from fedcore.clients.room import Answer, Room, is_out_of_memory
-from fedcore.clients.state import ClientState, sent
+from fedcore.clients.state import ClientState
 from fedcore.clients.step import Lane, Setup
 from fedcore.clients.store import Store, on_device
 from fedcore.clients.within import DONE, TO_DO, LaneRound, Within
@@ -104,7 +104,10 @@ class ClientGroup:
         return self.store.state
 
     def train(self, order: Order, tick: Ticker = lambda samples: None) -> Upload:
-        """All local epochs of this round for the participants of this rank."""
+        """This rank's upload after all local epochs of the round.
+
+        tick: told the number of samples after each step.
+        """
         self.advance(order, tick)
         return self.finish(order)
 
@@ -117,7 +120,8 @@ class ClientGroup:
         """Go on with the round; whether all of it is done.
 
         pause: asked before each step; once it says so, False is returned and `within` holds what
-        is done so far. The next call goes on from there.
+        is done so far. The next call goes on from there. Raises `ConfigError` for a client that
+        does not fit into memory, unless clients.out_of_memory has another answer.
         """
         if self.within is None:
             self.within = self.nothing_done()
@@ -146,7 +150,7 @@ class ClientGroup:
         return work is not None and (bool(work.done.any()) or any(x.has_begun for x in work.lanes))
 
     def finish(self, order: Order) -> Upload:
-        """What came of the round, once all of it is done."""
+        """This rank's upload, once all of the round is done."""
         work, self.within, self._start = self.within, None, None
         assert work is not None, "advance comes first"
         rows = (work.done == DONE).nonzero().flatten()
@@ -177,20 +181,25 @@ class ClientGroup:
         return Within(torch.full((clients,), TO_DO), table, uploads)
 
     def go_on_from(self, work: Tensors, under_way: Sequence[int], lanes: Tensors) -> None:
-        """Be in the middle of a round: what `Within.tensors` (rows of `clients`) and
-        `Within.under_way` gave, on whichever ranks. The state is filled already."""
+        """Be in the middle of a round, as `Within.tensors` and `Within.under_way` left it.
+
+        work: each [K, ...], rows of `clients`; under_way: ids [k] of the clients in `lanes`, each
+        [k, ...], on whichever ranks they were. The state is filled already.
+        """
         self.within = self.nothing_done()
         self.within.fill(work)
         self.within.take(self.clients, under_way, lanes, self._first)
 
     def models(self, clients: Collection[int]) -> Iterator[tuple[list[int], Tensors]]:
-        """The models of this rank's clients that are among `clients`, lane by lane: ids [k], and
-        parameters and buffers, each [k, ...] on the device. In a fixed order."""
+        """Models of this rank's clients among `clients`, lane by lane, in a fixed order.
+
+        Yields ids [k], and parameters and buffers by name, each [k, ...] on the device.
+        """
         for ids, part in self.parts(clients):
             yield ids, part.model_tensors()
 
     def parts(self, clients: Collection[int]) -> Iterator[tuple[list[int], ClientState]]:
-        """The same with all that is kept of them."""
+        """The same clients, lane by lane, with everything that is kept of them."""
         lanes, width = list[list[int]](), self.room.width or self.width
         for lane in self.lanes:
             ids = [k for k in lane if k in clients]

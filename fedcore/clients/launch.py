@@ -33,14 +33,16 @@ SIZES = 4
 
 
 class Launch(Protocol):
+    """How steps are launched on the device."""
+
     def adopt(self, part: ClientState) -> ClientState:
-        """A lane at its start, or when it goes on: the tensors it is to be trained in."""
+        """A lane, new or resumed, in the tensors that it is to be trained in."""
 
     def release(self, part: ClientState) -> ClientState:
         """The same lane at its end, in tensors of its own."""
 
     def forget(self) -> None:
-        """Let go of all tensors: there was no room for them."""
+        """Free all tensors: memory ran out."""
 
     def __call__(
         self,
@@ -56,7 +58,7 @@ class Launch(Protocol):
 
 
 class Eager:
-    """`Launch` of one operation after another."""
+    """`Launch` that runs a step operation by operation."""
 
     def __init__(self, setup: Setup, tell: Teller = print) -> None:
         self.setup = setup
@@ -123,7 +125,7 @@ Record = Callable[[Callable[[], StepReadings]], Callable[[], StepReadings]]
 
 
 def record_cuda(work: Callable[[], StepReadings]) -> Callable[[], StepReadings]:
-    """The work as a CUDA graph; nothing of it is done yet.
+    """The work as a captured CUDA graph, as a function that replays it; none of it is done yet.
 
     Other threads go on meanwhile: those of the store, of checkpoints and of NCCL.
     """
@@ -203,7 +205,7 @@ class Captured:
         self._given: list[Tensor] = []  # what the inputs that change rarely are copies of
 
     def filled(self, part: ClientState) -> ClientState:
-        """This lane in the graph's tensors; as it is if it holds others than the graph does."""
+        """This lane in the graph's tensors; unchanged if the graph has others."""
         mine, theirs = self.part.leaves(), part.leaves()
         if {k: v.shape for k, v in mine.items()} != {k: v.shape for k, v in theirs.items()}:
             return part
@@ -212,7 +214,7 @@ class Captured:
         return self.part
 
     def takes(self, inputs: Inputs) -> bool:
-        """Copy the inputs of a step to where the graph reads them; False if it reads others."""
+        """Copy a step's inputs to where the graph reads them; False if their shapes are others."""
         leaves, tree = tree_flatten(inputs)
         if self._inputs is None:
             self._inputs = tree_unflatten([x.clone() for x in leaves], tree)

@@ -21,7 +21,7 @@ TANGENT, TANGENT_MEMORY = "round/tangent", "round/tangent_memory"
 
 
 class Leaves(NamedTuple):
-    """What a step differentiates by."""
+    """The tensors that a step differentiates by."""
 
     weights: Tensor  # [K, P]
     log_var: Tensor | None  # [K, 2], where the sigma loss moves them
@@ -47,8 +47,10 @@ def slopes(
     align: Tensor,
     used: Weighted,
 ) -> Slopes:
-    """Everything that is differentiated in a step. Losses [K]; clients share no tensor, so the
-    gradient of their sum is each one's own."""
+    """Everything that is differentiated in a step. base, align: losses [K].
+
+    Clients share no tensor, so the gradient of the sum of their losses is each one's own.
+    """
     none = torch.full_like(base.detach(), torch.nan)
     if isinstance(learner, GradNorm):
         pull, rest = gradnorm(learner, base, align, leaves.prototypes, used, state.kept[FIRST])
@@ -70,7 +72,10 @@ def slopes(
 
 
 def gradient(losses: Tensor, leaf: Tensor, *, keep: bool = False, again: bool = False) -> Tensor:
-    """d sum(losses) / d leaf. keep: the graph stays; again: it can be differentiated again."""
+    """d sum(losses) / d leaf, of the shape of `leaf`.
+
+    keep: the graph stays; again: the gradient can be differentiated again.
+    """
     (found,) = torch.autograd.grad(
         losses.sum(),
         leaf,

@@ -16,7 +16,7 @@ from fedcore.schedule import Progress, Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Hyper:
-    """A client's optimiser settings."""
+    """How a client's optimiser moves its parameters and its log-variances."""
 
     lr: float  # of parameters, at its peak
     lr_schedule: Schedule

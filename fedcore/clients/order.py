@@ -16,7 +16,7 @@ Ticker = Callable[[int], None]
 
 
 class Order(NamedTuple):
-    """Server to clients, at the start of a round."""
+    """What the server sends the clients at the start of a round."""
 
     round: int
     progress: float  # share of all rounds done
@@ -28,7 +28,7 @@ class Order(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """Clients to server, at the end of a round; K clients that took part."""
+    """What the clients of a rank send the server at the end of a round; K that took part."""
 
     clients: Tensor  # [K] int64
     prototypes: Callable[[Tensor], Tensor]  # of clients at places [n] of these: [n, C, D]; or
@@ -43,4 +43,4 @@ class Fold(Protocol):
     limits: Sequence[Tensor]  # of parameters, and of each batch statistic; of their magnitudes
 
     def add(self, clients: Sequence[int], part: ClientState) -> None:
-        """These clients are through."""
+        """Add the models of these clients, whose round is over. part: their state, K first."""

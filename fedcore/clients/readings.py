@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fedcore.algorithms import Algorithm
+from fedcore.batch import sent
 from fedcore.clients.layout import Tensors
-from fedcore.clients.state import ClientState, sent
+from fedcore.clients.state import ClientState
 from fedcore.clients.step import StepReadings
 
 Limits = Sequence[Tensor] | None
@@ -42,7 +43,7 @@ class Totals:
         self.steps = torch.zeros(0 if sums is None else len(sums), dtype=torch.int64)  # [K]
 
     def add(self, step: StepReadings) -> None:
-        """One step of the first k clients; of all of them if it is the first."""
+        """Add one step of the lane's first k clients; of all of them if it is the first step."""
         terms, *rest = step
         row = torch.cat([torch.stack([x.double() for x in rest], 1), terms.double()], 1)
         if self.sums is None or self.last is None:
@@ -61,7 +62,7 @@ class Totals:
 
     @classmethod
     def of(cls, tensors: Tensors) -> Totals:
-        """What `tensors` gave."""
+        """The totals whose `tensors` these are."""
         if not tensors:
             return cls()
         totals = cls(tensors["sums"], tensors["last"])
@@ -69,7 +70,10 @@ class Totals:
         return totals
 
     def record(self, state: ClientState, limits: Limits = None) -> Tensor:
-        """What `readings` needs of these clients once the round is over: [K, 4 + 2 (6 + n)]."""
+        """The row of each client from which `readings` are made: [K, `record_width(n)`], float64.
+
+        limits: above which a parameter or batch statistic counts as not finite.
+        """
         assert self.sums is not None  # a client has at least one step
         assert self.last is not None
         steps = sent(self.steps, self.sums.device)[:, None].double()
@@ -78,15 +82,15 @@ class Totals:
 
 
 def record_width(terms: int) -> int:
-    """Columns of a record, for so many loss terms."""
+    """Columns of a record with so many loss terms."""
     return 4 + 2 * (6 + terms)
 
 
 def readings(records: Tensor, algorithm: Algorithm) -> Tensor:
-    """[K, len(READINGS) + n] float64 in the order of READINGS, then the terms; of records.
+    """What each client reports [K, len(READINGS) + n], float64: READINGS, then n loss terms.
 
-    For all clients of a round at once: it is a score of small operations. A client with a number
-    above its limit counts as not finite.
+    records [K, `record_width(n)`]: of all clients of a round at once, since it is some twenty small
+    operations. A client with a number above its limit counts as not finite.
     """
     width = 6 + len(algorithm.terms)
     steps, excess, log_var = records[:, :1], records[:, 1], records[:, 2:4]
@@ -101,8 +105,10 @@ def readings(records: Tensor, algorithm: Algorithm) -> Tensor:
 
 
 def excess(state: ClientState, limits: Limits = None) -> Tensor:
-    """Largest parameter or batch statistic [K] of each client, over its limit; nan if one of them
-    is not finite."""
+    """Largest parameter or batch statistic of each client over its limit [K], float64.
+
+    NaN for a client that has one that is not finite.
+    """
     statistics = [v.flatten(1) for v in state.buffers.values() if v.is_floating_point()]
     found: Tensor = torch.zeros(len(state), dtype=torch.float64, device=state.log_var.device)
     for number, values in enumerate([state.weights, *statistics]):

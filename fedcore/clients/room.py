@@ -30,10 +30,10 @@ class Room:
     def make(
         self, work: Within, rows: list[int], ids: list[int], why: str, *, beside: bool = False
     ) -> None:
-        """Take their lane back. These clients are then to do again, fewer at once, or left out.
+        """Take back a lane that did not fit; its clients are trained fewer at once, or left out.
 
-        beside: there were others' states with it; one client is then tried without them first.
-        Raises `ConfigError` if there is no way on.
+        beside: other clients' states lay beside it; one client is then tried without them first.
+        Raises `ConfigError` if the setting allows neither.
         """
         work.lanes = [lane for lane in work.lanes if lane.rows != rows]
         if torch.cuda.is_available():

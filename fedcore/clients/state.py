@@ -8,14 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fedcore.batch import sent
 from fedcore.clients.layout import Layout, Tensors
-
-
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """To the device, without waiting for it."""
-    if device.type == "cuda" and values.device.type == "cpu":
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
 
 
 def _copied(values: Tensor, rows: list[int]) -> Tensor:
@@ -32,7 +26,7 @@ LOG_VAR_MEMORY = "log_var_memory"
 
 @dataclass
 class ClientState:
-    """K clients. Their parameters are rows of one flat buffer, and so is whatever is like them."""
+    """The state of K clients: parameters, and all that is like them, as rows of flat buffers."""
 
     layout: Layout
     weights: Tensor  # [K, P] encoder and prototypes, as the layout says; [K, 0] if not kept
@@ -71,7 +65,7 @@ class ClientState:
 
     @property
     def memory(self) -> Tensors:
-        """Views of the optimiser memory, keyed like `params` plus "log_var"; mostly none."""
+        """Views of the optimiser memory, keyed like `params` plus "log_var"; empty without one."""
         if MEMORY not in self.flat:
             return {}
         own = self.layout.views(self.flat[MEMORY])
@@ -89,7 +83,7 @@ class ClientState:
         return self.params | self.buffers
 
     def keep(self, name: str) -> None:
-        """Keep a zero for each parameter under that name."""
+        """Keep a number for each parameter under that name; zero at first."""
         self.flat[name] = self.log_var.new_zeros(len(self), self.layout.size)
 
     def kept_under(self, name: str) -> Tensors:
@@ -110,17 +104,17 @@ class ClientState:
         return replace(self, weights=self.weights[:, :0], buffers={})
 
     def take_model(self, one: ClientState) -> None:
-        """Every client's model becomes a copy of that of a single one."""
+        """Copy the model of a single client into all of these."""
         clients = len(self)
         self.weights = one.weights.expand(clients, -1).clone()
         self.buffers = {k: v.expand(clients, *v.shape[1:]).clone() for k, v in one.buffers.items()}
 
     def repeated(self, clients: int) -> ClientState:
-        """A single client so many times, without a copy."""
+        """A single client so many times over, sharing memory."""
         return self.each(lambda x: x.expand(clients, *x.shape[1:]))
 
     def take(self, rows: Tensor, model: bool = True) -> ClientState:
-        """The clients at these rows, copied; model: with their models."""
+        """The clients at rows [K], copied; model: with their models."""
         if not model:
             return self.without_model().take(rows)
         if self.log_var.device.type == "cpu":
@@ -129,11 +123,11 @@ class ClientState:
         return self.each(lambda x: x.index_select(0, here))
 
     def first(self, clients: int) -> ClientState:
-        """The first clients, sharing memory."""
+        """The first `clients` clients, sharing memory."""
         return self if clients == len(self) else self.each(lambda x: x[:clients])
 
     def put(self, rows: Tensor, part: ClientState) -> None:
-        """Write these clients back: what is held here of each."""
+        """Write clients `part` back to rows [K], as far as this state keeps the same of them."""
         theirs, here = part.leaves(), sent(rows, self.log_var.device)
         for name, mine in self.leaves().items():
             if name not in theirs or mine.shape[1:] != theirs[name].shape[1:]:
@@ -145,7 +139,7 @@ class ClientState:
                 mine.index_copy_(0, here, theirs[name])
 
     def leaves(self) -> Tensors:
-        """The tensors that hold all of it, by name."""
+        """All tensors that the state is made of, by name."""
         flat = {f"flat/{k}": v for k, v in self.flat.items()}
         kept = {f"kept/{k}": v for k, v in self.kept.items()}
         buffers = {f"buffers/{k}": v for k, v in self.buffers.items()}
@@ -153,7 +147,7 @@ class ClientState:
         return own | buffers | flat | kept
 
     def each(self, function: Callable[[Tensor], Tensor]) -> ClientState:
-        """A state of what `function` makes of each tensor."""
+        """The state with `function` applied to each tensor."""
 
         def of(tensors: Tensors) -> Tensors:
             return {k: function(v) for k, v in tensors.items()}
@@ -177,7 +171,7 @@ class ClientState:
         return {"log_var": self.log_var, "steps": self.steps} | named
 
     def fill(self, name: str, rows: Tensor, values: Tensor) -> None:
-        """Write `values` [len(rows), ...] of the tensor that `tensors` calls so; in place."""
+        """Write `values` [len(rows), ...] at rows of the tensor of that name in `tensors`."""
         target = self._held(name, values)
         target[rows.to(target.device)] = values.to(target)
 
@@ -213,7 +207,7 @@ class ClientState:
 
     @classmethod
     def of(cls, tensors: Tensors, like: ClientState) -> ClientState:
-        """What `tensors` gave, laid out as `like`."""
+        """The state whose `tensors` these are, laid out as `like`."""
         count = len(tensors["steps"])
         state = like.blank(count)
         state.flat, state.kept = {}, {}

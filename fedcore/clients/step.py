@@ -26,7 +26,7 @@ from fedcore.schedule import Progress
 
 
 class Targets(NamedTuple):
-    """What the server's order fixes for a round, the same for all clients."""
+    """What the server's order fixes for a round; the same for all clients."""
 
     anchors: Tensor  # [C, D]
     global_prototypes: Tensor  # [C, D]
@@ -35,20 +35,20 @@ class Targets(NamedTuple):
 
 
 class Lane(NamedTuple):
-    """What is fixed during an epoch for each client of a lane."""
+    """What stays fixed during an epoch for each client of a lane."""
 
     label_counts: Tensor  # [K, C]
     anchors: Tensor  # [K, C, D]
 
     def first(self, clients: int) -> Lane:
-        """That of the first clients."""
+        """The same of the first `clients` clients."""
         if clients == len(self.anchors):
             return self
         return Lane(self.label_counts[:clients], self.anchors[:clients])
 
 
 class StepReadings(NamedTuple):
-    """What one step was made of, per client; all on the device."""
+    """What one step computed for each client; on the device."""
 
     terms: Tensor  # [K, n] loss terms, base first
     base: Tensor  # [K]
@@ -106,7 +106,7 @@ def losses(
     lane: Lane,
     targets: Targets,
 ) -> Tensor:
-    """The terms of each client [K, n]. `buffers` move in place."""
+    """The loss terms of each client [K, n]; batch statistics in `buffers` move in place."""
 
     def of_one(params: Tensors, buffers: Tensors, sample: Batch, lane: Lane) -> Tensor:
         # no client axis in here

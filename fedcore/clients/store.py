@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedcore.batch import sent
 from fedcore.clients.room import is_out_of_memory
-from fedcore.clients.state import ClientState, sent
+from fedcore.clients.state import ClientState
 from fedcore.errors import StorageError
 
 Asked = tuple[list[int], bool]  # rows; with models
 
 
 class Store:
-    """The clients at rest. Rows are copied out and written back; `state` is what lies at home."""
+    """Where clients rest: rows are copied out and written back, `state` is what lies at home."""
 
     def __init__(self, state: ClientState, device: torch.device) -> None:
         self._state, self.device = state, device
@@ -36,25 +37,28 @@ class Store:
         return self._state
 
     def settle(self) -> None:
-        """All that was put back is at home."""
+        """Wait until all that was put back is at home."""
 
     def ahead(self, rows: Tensor, model: bool = True) -> None:
-        """These will be taken next."""
+        """Announce the rows [K] that will be taken next."""
 
     def let_go(self) -> bool:
-        """Hold nothing beside what is at home, for lack of room; whether there was anything."""
+        """Free all memory but what lies at home; whether any was freed."""
         return False
 
     def take(self, rows: Tensor, model: bool = True) -> ClientState:
-        """The clients at these rows, copied to the device; model: with their models."""
+        """The clients at rows [K], copied to the device; model: with their models."""
         return self._state.take(rows, model)
 
     def put(self, rows: Tensor, part: ClientState) -> None:
-        """Write these clients back."""
+        """Write clients `part` [K, ...] back to their rows [K]."""
         self._state.put(rows, part)
 
     def prototypes(self, rows: Tensor) -> Tensor:
-        """Those of clients that are not on their way back, on the device."""
+        """Prototypes [K, C, D], on the device, of the clients at rows [K].
+
+        None of them may be on its way back.
+        """
         held = self._state.params["prototypes"]
         return sent(held[sent(rows, held.device)], self.device)
 
@@ -88,17 +92,20 @@ class Away(Store):
         self._wait_for_puts(0)
 
     def prototypes(self, rows: Tensor) -> Tensor:
-        """Those of clients that are not on their way back, on the device."""
+        """Prototypes [K, C, D], on the device, of the clients at rows [K].
+
+        None of them may be on its way back.
+        """
         found = super().prototypes(rows)
         self._forget()
         return found
 
     def ahead(self, rows: Tensor, model: bool = True) -> None:
-        """Begin to fetch these."""
+        """Begin to fetch the clients at these rows [K]."""
         self._next = (rows.tolist(), model), self._thread.submit(self._fetch, rows, model)
 
     def let_go(self) -> bool:
-        """Hold nothing that was fetched or is on its way back."""
+        """Free what was fetched and wait for what is on its way back; whether there was any."""
         held = bool(self._next or self._puts)
         if self._next is not None:
             wait([self._next[1]])
@@ -107,7 +114,7 @@ class Away(Store):
         return held
 
     def take(self, rows: Tensor, model: bool = True) -> ClientState:
-        """The clients at these rows, on the device; fetched already if they were announced."""
+        """The clients at rows [K], on the device; fetched already if they were announced."""
         if self._next is None or self._next[0] != (rows.tolist(), model):
             self.ahead(rows, model)
         assert self._next is not None

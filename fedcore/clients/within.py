@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedcore.batch import sent
 from fedcore.clients.layout import Tensors
 from fedcore.clients.readings import Totals
-from fedcore.clients.state import ClientState, sent
+from fedcore.clients.state import ClientState
 
 TO_DO, DONE, LEFT_OUT = 0, 1, 2  # how a client stands within a round
 
@@ -31,7 +32,7 @@ class LaneRound:
         return (self.epoch, self.step) > (0, 0)
 
     def tensors(self, first: int) -> Tensors:
-        """All of it, each [k, ...]; `first` names the lane by one of its clients."""
+        """All of it by name, each [k, ...]; `first`: a client of the lane, which names it."""
         places = torch.tensor([[first, self.epoch, self.step]]).expand(len(self.rows), 3)
         parts = {"part": self.part.tensors(), "totals": self.totals.tensors()}
         named = {f"{p}/{k}": v for p, tensors in parts.items() for k, v in tensors.items()}
@@ -39,7 +40,7 @@ class LaneRound:
 
     @classmethod
     def of(cls, rows: Sequence[int], tensors: Tensors, like: ClientState) -> LaneRound:
-        """What `tensors` gave; of a group with that state."""
+        """The lane whose `tensors` these are; like: the state of its group."""
 
         def under(prefix: str) -> Tensors:
             start = prefix + "/"
@@ -64,7 +65,10 @@ class Within:
     lanes: list[LaneRound] = field(default_factory=list)  # under way
 
     def finish(self, lane: LaneRound, record: Tensor, upload: Tensor) -> None:
-        """The lane is through. Nothing waits for the device."""
+        """Note that the lane is through: its `record` [k, ...] and what it uploads [k, C, D].
+
+        Nothing waits for the device.
+        """
         rows = torch.tensor(lane.rows)
         self.done[rows] = DONE
         here = sent(rows, self.table.device)
@@ -79,7 +83,7 @@ class Within:
         return found if self.uploads is None else found | {"uploads": self.uploads}
 
     def fill(self, tensors: Tensors) -> None:
-        """Take what `tensors` gave; nothing of a rank without clients."""
+        """Take over what `tensors` returned; empty for a rank without clients."""
         if not tensors:
             return
         self.done, self.table = tensors["done"].cpu(), tensors["table"].to(self.table)
@@ -98,7 +102,10 @@ class Within:
     def take(
         self, clients: Sequence[int], found: Sequence[int], joined: Tensors, like: ClientState
     ) -> None:
-        """The lanes that `under_way` gave, on whichever ranks; of a group of these clients."""
+        """Take over the lanes that `under_way` returned, on whichever ranks they were.
+
+        found: ids [k] of the clients in `joined`, each [k, ...]; like: the state of the group.
+        """
         rows = {client: row for row, client in enumerate(clients)}
         for first in dict.fromkeys(joined["place"][:, 0].tolist() if joined else []):
             at = (joined["place"][:, 0] == first).nonzero().flatten()

@@ -15,7 +15,7 @@ from fedcore.telemetry.events import LMClientEvent
 
 
 class Means(NamedTuple):
-    """Of the rounds since the last line."""
+    """Means over the rounds since the last line."""
 
     loss: float  # over steps and clients
     norm: float
@@ -35,7 +35,7 @@ class Curves:
         return bool(self._rounds)
 
     def add(self, done: Sequence[Turn], steps: range, lr: Callable[[int], float]) -> None:
-        """A round's turns of this rank. Collective: one gather.
+        """Add the turns that this rank's clients made in a round. Collective: one gather.
 
         Raises `LossDiverged` on every rank, naming the first step and client not finite.
         """
@@ -56,7 +56,7 @@ class Curves:
         ]
 
     def close(self) -> Means:
-        """The means; empties the window."""
+        """The means since the last line; the next line begins at zero."""
         means = torch.cat([curves.mean(0) for curves in self._rounds])  # [steps, 2]
         batches = sum(curves.shape[0] * curves.shape[1] for curves in self._rounds)
         self._rounds = []

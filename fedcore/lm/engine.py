@@ -23,7 +23,7 @@ from fedcore.lm.ops import clip_gradients
 
 
 class EngineState(NamedTuple):
-    """All that a run needs to go on exactly."""
+    """All that a run needs to go on exactly where it was."""
 
     weights: dict[str, Tensor]  # fp32, by the model's names
     memory: dict[str, Tensor]  # fp32, `exp_avg/<parameter>` and so on
@@ -44,7 +44,7 @@ class Engine(Protocol):
         """Mean loss [] of this rank's rows [b, T + 1]; the mean gradient is left for `step`."""
 
     def step(self) -> Tensor:
-        """Clip, move the weights, forget the gradient; its global norm [] before clipping."""
+        """Clip, move the weights and drop the gradient; its global norm [] before clipping."""
 
     def loss(self, rows: Tensor) -> Tensor:
         """Mean loss [] of rows [b, T + 1], without a gradient."""
@@ -53,29 +53,29 @@ class Engine(Protocol):
         """This rank's part of each parameter, in the model's order: live fp32 tensors."""
 
     def state(self) -> EngineState:
-        """This rank's share of the whole state, copied: that of the parameters `share` names."""
+        """This rank's share of the whole state, copied: of the parameters that `share` names."""
 
     def load(self, state: EngineState) -> None:
-        """Take a whole state, put together of what `state` of any engine gave on all ranks."""
+        """Go on from a whole state: what `state` of any engine returned, of all ranks together."""
 
     def close(self) -> None:
         """Let go of the model; a process must not end while it still holds one."""
 
 
 def autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
-    """The forward pass in bf16 where that is asked for."""
+    """A context in which the forward pass runs in bf16, if `precision` says so."""
     if config.precision != "bf16":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
 
 
 def split(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [b, T] and their successors [b, T]."""
+    """Tokens [b, T] and, for each, the token that follows it [b, T]; from rows [b, T + 1]."""
     return rows[:, :-1], rows[:, 1:]
 
 
 class Trained(NamedTuple):
-    """What an engine takes over; the model is on the device."""
+    """What an engine is built from; the model is on the device already."""
 
     config: RunConfig
     model: nn.Module
@@ -92,7 +92,7 @@ class Trained(NamedTuple):
 
 
 def in_parts(rows: Tensor, parts: int, one: Callable[[Tensor, bool], Tensor]) -> Tensor:
-    """Mean loss [] of a step that is cut into so many forward passes.
+    """Mean loss [] of a step that is cut into several forward passes.
 
     one: (rows, whether it is the last) -> mean loss of these rows, their gradient left behind.
     """
@@ -111,19 +111,19 @@ class WholeModel:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The optimiser's groups; other objects after a load."""
+        """The optimiser's groups; after a load these are other objects."""
         return self.optimiser.param_groups
 
     def parts(self) -> list[Tensor]:
-        """All weights."""
+        """All weights, detached: every rank holds the whole model."""
         return [p.detach() for p in self.model.parameters()]
 
     def state(self) -> EngineState:
-        """This rank's share: every rank has all of it."""
+        """The state of the parameters that this rank stores, though it holds all of them."""
         return state_of(share(self.model, self.of), self.optimiser)
 
     def load(self, state: EngineState) -> None:
-        """Take a state, on every rank."""
+        """Load a whole state; every rank takes all of it."""
         load_state(self.model.named_parameters(), self.optimiser, state)
 
 

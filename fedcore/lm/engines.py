@@ -6,7 +6,7 @@ from fedcore.lm.engine import Engine, PlainEngine, Trained
 
 
 def build_engine(of: Trained) -> Engine:
-    """The configured engine. Collective."""
+    """The engine that `lm.engine` names, wrapped around model and optimiser. Collective."""
     if of.lm.engine == "deepspeed":
         from fedcore.lm.engine_deepspeed import DeepSpeedEngine
 

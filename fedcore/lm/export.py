@@ -60,7 +60,7 @@ def halves(rows: Tensor, heads: int) -> Tensor:
 
 
 def llama_config(config: LMModelConfig, vocab_size: int) -> dict[str, Any]:
-    """config.json of a LlamaForCausalLM."""
+    """config.json of a LlamaForCausalLM with this shape, as transformers reads it."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -109,7 +109,7 @@ def llama_weights(state: Tensors, config: LMModelConfig) -> Named:
 
 
 def gpt2_config(config: LMModelConfig, vocab_size: int) -> dict[str, Any]:
-    """config.json of a GPT2LMHeadModel."""
+    """config.json of a GPT2LMHeadModel with this shape, as transformers reads it."""
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -154,7 +154,7 @@ def gpt2_weights(state: Tensors, config: LMModelConfig) -> Named:
 
 
 def own_weights(state: Tensors, config: LMModelConfig) -> Named:
-    """Our own names."""
+    """The weights under our own names (format safetensors)."""
     yield from state.items()
 
 

@@ -20,14 +20,14 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A row for each index."""
+    """Embeddings [..., d] of indices [...]: a row of the table each."""
 
     def reset_parameters(self) -> None:
-        """Left to `initialise`."""
+        """Left to `initialise`, as in `Linear`."""
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight."""
+    """x / rms(x) * weight over the last axis (Zhang & Sennrich 2019)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def norm_of(config: LMModelConfig) -> nn.Module:
 
 
 class Rotary(nn.Module):
-    """The turns of all places; no parameter, and in no state dict."""
+    """The rotary angles of all positions; no parameter, and not in the state dict."""
 
     turns: Tensor  # [T, D/2, 2]
 
@@ -70,11 +70,11 @@ class LayerCache:
 
     @property
     def length(self) -> int:
-        """S."""
+        """S, the number of tokens whose keys and values are kept."""
         return 0 if self.kept is None else self.kept[0].shape[2]
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values, those of the new tokens at the end."""
+        """All keys and values [B, H, S, D] kept so far, those of the new tokens at the end."""
         old = self.kept
         self.kept = (
             (k, v) if old is None else (torch.cat([old[0], k], 2), torch.cat([old[1], v], 2))

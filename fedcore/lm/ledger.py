@@ -84,13 +84,13 @@ class Ledger:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time spent inside counts as that phase."""
+        """A context whose duration counts as that phase."""
         began = time.monotonic()
         yield
         self.spent(name, time.monotonic() - began)
 
     def spent(self, name: str, seconds: float) -> None:
-        """So many seconds of a phase are over."""
+        """Count so many seconds as that phase."""
         out = self.outcome
         out.phase_seconds[name] = out.phase_seconds.get(name, 0.0) + seconds
         out.wall_seconds += seconds
@@ -111,7 +111,7 @@ class Ledger:
         return self.anyones_wish() if step % self._every == 0 else Wish.GO_ON
 
     def anyones_wish(self) -> Wish:
-        """What all ranks do now. Collective."""
+        """What all ranks do now: the greatest wish of any. Collective."""
         return self.pauses.agree(self.comm, self.pauses.wish())[0]  # sync: every few seconds
 
     def stopped(self, step: int, within: bool = False) -> Stopped:
@@ -119,7 +119,7 @@ class Ledger:
         return Stopped(step, str(self.saving.checkpoints.folder / "latest"), "step", within)
 
     def warn(self, step: int, words: Sequence[str]) -> None:
-        """Tell these sentences."""
+        """Tell these sentences as warnings of that step."""
         self.telemetry.write([LMWarningEvent(step, w) for w in words])
 
     def _warn(self, words: str) -> None:
@@ -160,7 +160,7 @@ class Ledger:
         seconds: float,
         weights: Mapping[str, Any] | None,  # what was measured of them
     ) -> None:
-        """One line about the steps since the last one."""
+        """Write one line about the steps since the last one."""
         self.outcome.steps, self.outcome.final_loss = done, means[0]
         self.outcome.tokens += tokens
         self.spent("train", seconds)
@@ -178,7 +178,7 @@ class Ledger:
         self.telemetry.write([event])
 
     def save(self, step: int, contents: Contents, *, last: bool, part: int = 0) -> None:
-        """A checkpoint; collective. If it cannot be written that is told, and older ones stay.
+        """Write a checkpoint; if it cannot be, a warning says so and older ones stay. Collective.
 
         last: the run ends with it: without it all since the one before would be lost, so that
         `StorageError` is raised on every rank.

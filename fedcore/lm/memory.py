@@ -22,16 +22,17 @@ MUON_RMS = 0.874  # of sqrt(columns) u: five Newton-Schulz steps leave singular 
 
 
 def kept(eta: Array, lam: Array) -> Array:
-    """Share of theta_{j} that is left in theta_T, for each j = 0 ... T: [T + 1], the last is 1.
+    """Share of theta_j that is left in theta_T, for j = 0 ... T: [T + 1], the last is 1.
 
-    A running product, not a sum of logarithms: lam eta >= 1 is allowed, and underflow means 0.
+    eta, lam: [T]. A running product, not a sum of logarithms: lam eta >= 1 is allowed, and
+    underflow means 0.
     """
     factors = np.append(1 - lam * eta, 1.0)
     return np.cumprod(factors[::-1])[::-1]
 
 
 def update_weights(eta: Array, lam: Array) -> Array:
-    """Weight of each step's update u_j in theta_T: [T]."""
+    """Weight of each step's update u_j in theta_T: [T], from eta and lam [T]."""
     weights: Array = eta * kept(eta, lam)[1:]
     return weights
 
@@ -51,22 +52,22 @@ def gradient_weights(eta: Array, lam: Array, beta1: float = 0.0) -> Array:
 
 
 def effective_share(weights: Array) -> float:
-    """Effective sample size over the number of steps: (sum w)^2 / (T sum w^2), 1 = all equal."""
+    """Effective sample size over T: (sum w)^2 / (T sum w^2) of weights w [T]; 1 = all equal."""
     squares = float(np.square(weights).sum())
     return float(weights.sum()) ** 2 / (weights.size * squares) if squares else 0.0
 
 
 def flatness(weights: Array) -> float:
-    """Largest weight over the smallest, infinite if that is 0."""
+    """Largest of the weights [T] over the smallest; infinite if that is 0."""
     low = float(weights.min())
     return float(weights.max()) / low if low > 0 else math.inf
 
 
 def per_part(weights: Array, parts: int = 10, epoch: int | None = None) -> list[float]:
-    """Weight of each of `parts` equal parts of the data over its uniform share.
+    """Weight of each of `parts` equal parts of the data, over its uniform share.
 
-    epoch: steps of a pass over the data, where there are several: the passes add up, and data that
-    were not read have no weight.
+    weights: of each step [T]. epoch: steps of one pass over the data, where there are several: the
+    passes add up, and data that were not read have no weight.
     """
     length = epoch or weights.size
     part = np.arange(length) * parts // length  # of each step of a pass
@@ -77,7 +78,7 @@ def per_part(weights: Array, parts: int = 10, epoch: int | None = None) -> list[
 
 @dataclass(frozen=True)
 class Memory:
-    """What one parameter group's run remembers at its end."""
+    """What one parameter group remembers of its run at the end."""
 
     steps: int  # T
     x: float  # lam eta_max T, peaks of both
@@ -99,7 +100,7 @@ class Memory:
         moments: tuple[float | None, float | None] = (None, None),
         peak: int = 0,
     ) -> Memory:
-        """From the rates of each step and (beta1, beta2), None where there is no such moment.
+        """From eta and lam of each step [T] and (beta1, beta2), None where there is no such moment.
 
         peak: the step at which the warm-up has reached its peak.
         """
@@ -126,7 +127,7 @@ def _steps(beta: float | None) -> float | None:
 
 
 def inverse(pull: float) -> float:
-    """Memory in steps of a pull lam eta; endless without one."""
+    """How many steps a pull lam eta remembers: 1 / (lam eta); infinite without a pull."""
     return 1 / pull if pull > 0 else math.inf
 
 
@@ -145,7 +146,8 @@ def predicted_rms(
 ) -> list[float]:
     """RMS after each step if gradients have no mean: R^2 <- (1 - lam eta)^2 R^2 + (eta c)^2.
 
-    std: c, the long-run standard deviation of the update; start: RMS of the initialisation.
+    eta, lam: of each step. std: c, the long-run standard deviation of the update; start: RMS of
+    the initialisation.
     """
     square, path = start * start, []
     for e, w in zip(eta, lam, strict=True):
@@ -155,14 +157,18 @@ def predicted_rms(
 
 
 def law(eta: float, lam: float, std: float = 1.0) -> float:
-    """RMS at rest under constant rates: c sqrt(eta / (2 lam)); it has none without decay."""
+    """RMS at rest under constant rates: c sqrt(eta / (2 lam)); infinite without decay.
+
+    std: c (`long_run_std`).
+    """
     return std * math.sqrt(eta / (2 * lam)) if lam > 0 else math.inf
 
 
 def with_mean(at_rest: float, mean: float, lam: float, variance: float = 1.0) -> float:
     """RMS at rest when updates have a mean: sqrt(V law^2 + (mean / lam)^2).
 
-    variance: V, of the update about its mean over the long-run variance that the law assumes.
+    at_rest: the `law`. variance: V, the update's about its mean over the long-run variance that the
+    law assumes.
     """
     return math.sqrt(variance * at_rest**2 + (mean / lam) ** 2)
 
@@ -180,10 +186,11 @@ def long_run_std(
     shape: Sequence[int] = (),
     gradient_std: float | None = None,
 ) -> float | None:
-    """c = sqrt of the long-run variance of the update u under gradients without memory or mean.
+    """c, the root of the long-run variance of the update u, for gradients without memory or mean.
 
-    None for sgdm unless its gradient's standard deviation is given: c is linear in it. shape
-    matters under muon: [rows, columns] of a matrix; what is none is AdamW's.
+    None for sgdm unless the standard deviation of its gradient is given: c is linear in it. shape:
+    of the parameter. Only muon looks at it, for matrices [rows, columns]; to anything else muon
+    applies AdamW.
     """
     if optimizer.name == "sgdm":
         return gradient_std
@@ -220,7 +227,7 @@ def _sign_std(beta: float) -> float:
 
 
 def update_rms(optimizer: OptimizerConfig, shape: Sequence[int] = ()) -> float | None:
-    """RMS of a single update u under the same gradients; None for sgdm (it is the gradient's)."""
+    """RMS of a single update u under such gradients; None for sgdm, where it is the gradient's."""
     if optimizer.name == "sgdm":
         return None
     if optimizer.name == "muon" and len(shape) == 2:
@@ -229,7 +236,10 @@ def update_rms(optimizer: OptimizerConfig, shape: Sequence[int] = ()) -> float |
 
 
 def resting_update_ratio(eta: float, lam: float, std: float, rms: float) -> float:
-    """eta |u| / |theta| at rest: u's RMS over c, times sqrt(2 lam eta)."""
+    """eta |u| / |theta| at rest: sqrt(2 lam eta) rms / c.
+
+    rms: of a single update (`update_rms`); std: c (`long_run_std`).
+    """
     return rms / std * math.sqrt(2 * lam * eta)
 
 
@@ -239,10 +249,11 @@ def federated_shrink(
     outer: tuple[float, float],
     weight: float = 1.0,
 ) -> float:
-    """What a round leaves of the global weights: (1 - eta_l lam_l)^K - eta_g lam_g.
+    """Share of the global weights that is left after a round: (1 - eta_l lam_l)^K - eta_g lam_g.
 
-    local, outer: (eta, lam). weight: of the clients' mean change (1 in FedAvg; an outer optimiser
-    without momentum has its lr); the server's pull acts on what the round began with.
+    local_steps: K. local, outer: (eta, lam) of clients and server. weight: of the clients' mean
+    change (1 in FedAvg, the lr of an outer optimiser without momentum). The server's pull acts on
+    the weights that the round began with.
     """
     change = (1 - local[0] * local[1]) ** local_steps - 1
     return float(1 + weight * change - outer[0] * outer[1])

@@ -52,9 +52,11 @@ class Report:
     def of(
         cls, config: LMConfig, gradient_std: float | None = None, epoch: int | None = None
     ) -> Report:
-        """O(T). gradient_std: for sgdm; epoch: steps of one pass over the data.
+        """The report on a configuration, in O(T).
 
         The RMS starts at 1 / sqrt(width), that of a square matrix under Xavier's rule.
+
+        gradient_std: of a single gradient entry, for sgdm; epoch: steps of one pass over the data.
         """
         optimizer, shares = scaled(config), rates(config)
         eta = main_lr(optimizer) * shares.eta_share
@@ -75,7 +77,7 @@ class Report:
         )
 
     def sentences(self) -> Iterator[str]:
-        """What the operator should know."""
+        """What the operator should know, a sentence each."""
         memory, schedule = self.memory, self.config.schedule
         if self.config.federated is not None:
             yield "federated: these numbers are of one client that trains alone, without the server"
@@ -101,7 +103,7 @@ class Report:
             )
 
     def record(self) -> dict[str, Any]:
-        """JSON-able: the numbers, and curves at `WRITTEN` steps."""
+        """The numbers as JSON values, and curves at `WRITTEN` steps."""
         at = _spread(self.eta.size, WRITTEN)
         curves = {"eta": self.eta, "lam": self.lam, "weight": self.uniform, "left": self.left}
         if self.rms is not None:
@@ -215,7 +217,7 @@ def _write_numbers(axes: Axes, report: Report) -> None:
 
 
 def rows(memory: Memory) -> list[tuple[str, str]]:
-    """The numbers in words: (what, value)."""
+    """The numbers in words, as (what, value)."""
     found = [
         ("x = lam eta_max T", f"{memory.x:.4g}"),
         ("left of the initialisation", f"{memory.initialisation_left:.3%}"),

@@ -63,11 +63,11 @@ class TransformerLM(nn.Module):
         return mean
 
     def new_cache(self) -> list[LayerCache]:
-        """An empty cache, for `hidden`."""
+        """An empty cache, to be passed to `hidden`."""
         return [LayerCache() for _ in self.layers]
 
     def hidden(self, tokens: Tensor, cache: Sequence[LayerCache] | None = None) -> Tensor:
-        """What the output matrix reads, [B, T, d]; with a cache the tokens follow those in it."""
+        """What the output matrix reads [B, T, d]; with a cache, the tokens follow those in it."""
         start = cache[0].length if cache else 0
         end = start + tokens.shape[1]
         if end > self.config.context:
@@ -85,7 +85,7 @@ class TransformerLM(nn.Module):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., d] -> [..., V]."""
+        """Logits [..., V] of what `hidden` returns [..., d]."""
         head = self.token_embeddings if self.config.tied else self.lm_head
         return F.linear(hidden, head.weight)
 

@@ -36,7 +36,7 @@ FORGOTTEN = 0.1  # weight of the first tenth of the run over its uniform share
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters with common peaks of eta and lam."""
+    """Parameters that share their peaks of eta and lam."""
 
     name: str
     parameters: tuple[str, ...]
@@ -54,9 +54,10 @@ class Group:
         lr: float,
         weight_decay: float,
     ) -> Group:
-        """A group from the shapes of its parameters; under muon all but "muon" are AdamW's.
+        """A group of the parameters with these shapes, with peaks `lr` and `weight_decay`.
 
-        c^2 is the mean over its numbers, as R^2 is.
+        Under muon, all groups but the one named muon are AdamW's. c^2 is the mean over all
+        elements, as R^2 is.
         """
         if optimizer.name == "muon" and name != "muon":
             optimizer = optimizer.model_copy(update={"name": "adamw"})
@@ -69,7 +70,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Measured:
-    """RMS values by parameter after `step` optimiser steps."""
+    """RMS values of each parameter after `step` optimiser steps."""
 
     step: int
     rms: Mapping[str, float]  # of the weights
@@ -91,7 +92,7 @@ class Reading:
     alerts: tuple[str, ...]  # each once in a run
 
     def fields(self) -> dict[str, Any]:
-        """What goes into an LMStepEvent."""
+        """The fields that go into an LMStepEvent."""
         left_out = ("ratio", "alerts")
         return {k: v for k, v in vars(self).items() if k not in left_out}
 
@@ -260,7 +261,7 @@ def _early_weight(eta: Array, lam: Array) -> float:
 
 
 def forgetting(config: LMConfig, rates: Rates) -> Iterator[tuple[str, str]]:
-    """(name, sentence) of the failures of memory that the rates of the main group foretell."""
+    """(name, sentence) of each failure of memory that the rates of the main group foretell."""
     optimizer = scaled(config)
     eta = main_lr(optimizer) * rates.eta_share
     lam = optimizer.weight_decay * rates.lam_share

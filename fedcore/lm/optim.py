@@ -22,7 +22,7 @@ Group = dict[str, Any]
 
 
 def kind_of(module: nn.Module, name: str) -> Kind:
-    """What the parameter `name` of that module is."""
+    """The kind of the parameter `name` of that module."""
     if name == "bias":
         return "bias"
     if isinstance(module, nn.Embedding):
@@ -31,7 +31,7 @@ def kind_of(module: nn.Module, name: str) -> Kind:
 
 
 def kinds(model: nn.Module) -> dict[str, Kind]:
-    """The kind of each parameter, by name; one that is used twice is there once."""
+    """The kind of each parameter by name; a parameter that is used twice is there once."""
     return {
         name: kind_of(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
         for name, _ in model.named_parameters()
@@ -39,7 +39,7 @@ def kinds(model: nn.Module) -> dict[str, Kind]:
 
 
 def group_of(name: str, kind: Kind, config: OptimizerConfig) -> str:
-    """muon (hidden matrices), decay or no_decay."""
+    """The name of a parameter's group: muon (hidden matrices), decay or no_decay."""
     if config.name == "muon" and kind == "matrix" and not name.endswith("lm_head.weight"):
         return "muon"
     decayed = {
@@ -80,7 +80,7 @@ class Decoupled(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def update(self, group: Group, grads: list[Tensor], memory: list[Tensor]) -> list[Tensor]:
-        """u of each parameter; moves `memory` on."""
+        """The update u of each parameter; `memory` moves on."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

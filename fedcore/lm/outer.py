@@ -17,13 +17,13 @@ Tensors = Mapping[str, Tensor]
 
 
 class Outer(NamedTuple):
-    """What the server keeps between rounds."""
+    """The server's optimiser, and what it keeps between rounds."""
 
     weights: dict[str, Tensor]  # theta
     momentum: dict[str, Tensor]  # m; empty without momentum, and before the first round
 
     def step(self, config: OuterConfig, gradient: Tensors, decayed: Collection[str]) -> Outer:
-        """After a round whose pseudo-gradient g is the global weights minus the clients' mean.
+        """The server after a round; g = the global weights minus the clients' mean (`gradient`).
 
         m <- mu m + g; u = g + mu m (Nesterov) or m; theta <- (1 - eta lam) theta - eta u, with lam
         for the parameters `decayed` only.

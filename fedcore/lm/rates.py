@@ -44,11 +44,11 @@ class GroupRates:
 
     @property
     def numel(self) -> dict[str, int]:
-        """Numbers in each parameter, in the model's order."""
+        """Number of elements of each parameter, in the model's order."""
         return {name: math.prod(shape) for name, shape in self.shapes.items()}
 
     def monitored(self) -> list[Group]:
-        """The groups as monitors see them: those of one name are one."""
+        """The groups as monitors see them: groups of one name are merged."""
         members: dict[str, list[str]] = {}
         for g in self.groups:
             members.setdefault(g["name"], []).extend(g["names"])
@@ -65,12 +65,12 @@ class GroupRates:
         ]
 
     def at(self, step: int) -> tuple[float, float]:
-        """(eta, lam) of the main group in that step, as they are logged."""
+        """(eta, lam) of the main group in that step (from 0), as they are logged."""
         main = max(self.groups, key=lambda g: (g["name"] == "muon", g["weight_decay"], g["lr"]))
         return self._of(main, step)
 
     def write(self, engine: Engine, step: int) -> None:
-        """Set every group for that step."""
+        """Set eta and lam of every group of the engine for that step (from 0)."""
         for own, live in zip(self.groups, engine.groups, strict=True):
             live["lr"], live["weight_decay"] = self._of(own, step)
 
@@ -80,7 +80,10 @@ class GroupRates:
         return eta, self._decays.get(group["names"][0], lam) if self.controller else lam
 
     def control(self, step: int, rms: Mapping[str, float]) -> None:
-        """Let the controller answer what was measured after `step` steps, if there is one."""
+        """Let the controller, if there is one, answer the RMS measured after `step` steps.
+
+        rms: of each parameter, by name.
+        """
         if self.controller is None or step >= len(self.rates.eta_share):
             return
         held = {name: rms[name] for name in self.controller.std}
@@ -89,11 +92,11 @@ class GroupRates:
         self._decays = self.controller.decays(step, held, eta)
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs, as JSON."""
+        """What a resumed run needs of the controller, as JSON; empty without one."""
         return dict(self.controller.state) if self.controller else {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take what `state` gave."""
+        """Go on from what `state` returned."""
         if self.controller is not None:
             self.controller.state = state
             self._decays = dict(state.get("decay", {}))

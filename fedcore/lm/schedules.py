@@ -27,13 +27,13 @@ Steps = npt.NDArray[np.int64]
 
 
 def peak_step(settings: ScheduleConfig) -> int:
-    """The first step with the full eta."""
+    """The first step, from 0, with the full eta."""
     return max(0, settings.warmup - (0 if settings.from_zero else 1))
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a schedule may depend on."""
+    """What a schedule may depend on: the run's length, its settings, its pull."""
 
     steps: int  # T
     settings: ScheduleConfig
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def peak(self) -> int:
-        """The first step with the full eta."""
+        """The first step, from 0, with the full eta."""
         return peak_step(self.settings)
 
     def after(self, end: int, start: int | None = None) -> int:
@@ -50,7 +50,7 @@ class Run:
 
 
 class Schedule(NamedTuple):
-    """The share of the peak s steps after the peak, and what there is to know about it."""
+    """A schedule: the share of the peak s steps after the peak, and what there is to know of it."""
 
     share: Callable[[Steps, Run], Array]
     about: str
@@ -137,7 +137,7 @@ for name, schedule in {
 
 
 def share(schedule: Schedule, t: Steps, run: Run) -> Array:
-    """The share of the peak at the steps t, warm-up included: float64 of t's shape, in [0, 1]."""
+    """The share of the peak, warm-up included, at the steps t: float64 like t, in [0, 1]."""
     t = np.asarray(t, dtype=np.int64)
     first = 0 if run.settings.from_zero else 1
     warm = np.minimum(1.0, (t + first) / max(1, run.settings.warmup))
@@ -158,10 +158,11 @@ def main_lr(optimizer: OptimizerConfig) -> float:
 
 
 def rates(config: LMConfig) -> Rates:
-    """Shares of eta and lam for every step of the run.
+    """Shares of eta and lam for every step of the run, each [T].
 
     The ema schedules are exact for the main group (`main_lr`, `weight_decay`, after
-    scale_for_batch); a group with another lr or decay follows the same shares.
+    scale_for_batch); a group with another lr or decay follows the same shares. Raises `ConfigError`
+    for an lm.schedule.weight_decay that the schedule does not allow.
     """
     optimizer = scaled(config)
     run = Run(config.steps, config.schedule, main_lr(optimizer) * optimizer.weight_decay)

@@ -20,7 +20,7 @@ SCALARS = "scalars/"  # stands before what an optimiser counts, in a checkpoint
 
 
 class Turn(NamedTuple):
-    """What one client made of a round; everything is still on the device."""
+    """What one client returns from a round; everything is still on the device."""
 
     client: int
     change: dict[str, Tensor]  # its weights minus the global ones
@@ -31,7 +31,7 @@ class Turn(NamedTuple):
 
 @dataclass
 class Half:
-    """A turn that paused before one of its steps."""
+    """A client's turn that paused before one of its steps."""
 
     weights: Tensors
     state: Any  # of the optimiser
@@ -60,7 +60,7 @@ class Turns:
 
     @torch.no_grad()
     def place(self, weights: Tensors) -> None:
-        """Let the engine have these weights."""
+        """Load these weights into the engine."""
         torch._foreach_copy_(self.engine.parts(), list(weights.values()))
 
     def train(
@@ -101,7 +101,7 @@ class Turns:
         return loss, self.engine.step()
 
     def memory(self) -> tuple[list[int], dict[str, Tensor]]:
-        """For a checkpoint: the clients that have an optimiser memory, and it, each [k, ...].
+        """The clients that have an optimiser memory, and it, each [k, ...]; for a checkpoint.
 
         A client that has not trained yet has none, and gets none back.
         """
@@ -115,7 +115,7 @@ class Turns:
         return memory | {SCALARS + k: v for k, v in counts.items()}
 
     def load(self, clients: Sequence[int], memory: Tensors, weights: Tensors) -> None:
-        """Take what `memory` gave of these clients."""
+        """Take over the memory of these clients, as `memory` returned it."""
         for row, client in enumerate(clients):
             own = {k: v[row] for k, v in memory.items()}
             self._memory[client] = self._state_of(own, weights)
@@ -131,7 +131,7 @@ class Turns:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a turn paused after a step of its own."""
+        """Whether a paused turn has made a step."""
         return any(half.steps for half in self._halves.values())
 
     def halves(self, length: int) -> tuple[list[int], dict[str, Tensor]]:
@@ -164,5 +164,5 @@ class Turns:
 
 
 def dealt(clients: Sequence[int], rank: int, ranks: int) -> list[int]:
-    """The clients of a rank: in turn, since all take equally many steps. It may get none."""
+    """The clients of a rank, dealt in turn: all take equally many steps. There may be none."""
     return list(clients[rank::ranks])

@@ -17,13 +17,16 @@ from fedcore.seeds import EVERYONE, generator
 
 @dataclass(frozen=True)
 class AnchorRule:
-    """Where the prototypes are drawn to."""
+    """Where the prototypes are drawn to: fixed points, or a path to them."""
 
     points: Callable[[int, int, int], Tensor]  # (C, D, seed) -> a [C, D]
     path: bool = False  # the target walks from the round's first P to a, by local epochs (V8)
 
     def target(self, points: Tensor, start: Tensor, local: Tensor) -> Tensor:
-        """What the align loss sees: a, or (1 - p_local) P_start + p_local a. All [C, D]."""
+        """What the align loss sees: a, or (1 - p_local) P_start + p_local a. All [C, D].
+
+        points: a; start: the prototypes at the start of the round; local: p_local [], in [0, 1].
+        """
         return torch.lerp(start, points, local) if self.path else points
 
 
@@ -40,7 +43,7 @@ def _helmert(classes: int) -> Tensor:
 
 
 def etf(classes: int, width: int, seed: int) -> Tensor:
-    """Simplex equiangular tight frame: pairwise cosine exactly -1/(C-1). Float64 [C, D].
+    """Simplex equiangular tight frame [C, D], float64: all pairwise cosines are -1/(C-1).
 
     The complement of the ones vector, scaled to unit rows, in a seeded rotation of R^D (Papyan et
     al. 2020). Raises `ConfigError` when D < C - 1, where no such frame exists.
@@ -61,15 +64,16 @@ def etf(classes: int, width: int, seed: int) -> Tensor:
 
 
 def gaussian(classes: int, width: int, seed: int) -> Tensor:
-    """Independent directions, uniform on the sphere. Float64 [C, D]."""
+    """Independent unit vectors [C, D], float64, uniform on the sphere."""
     draws = generator(seed, EVERYONE, 0, "anchors")
     return F.normalize(torch.randn(classes, width, generator=draws, dtype=torch.float64), dim=1)
 
 
 def spread(classes: int, width: int, seed: int, steps: int = 1000) -> Tensor:
-    """Directions whose largest pairwise cosine is small, for D < C - 1. Float64 [C, D].
+    """Unit vectors [C, D], float64, with a small largest pairwise cosine; for D < C - 1.
 
-    Minimises a log-sum-exp of the cosines, sharpened step by step, from the `gaussian` start.
+    Minimises a log-sum-exp of the cosines, sharpened in each of `steps` steps, from the `gaussian`
+    start.
     """
     free = gaussian(classes, width, seed).requires_grad_()
     optimiser = torch.optim.Adam([free], lr=0.02)

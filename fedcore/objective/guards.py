@@ -15,16 +15,22 @@ from torch import Tensor
 
 
 class Guard(Protocol):
+    """A penalty on the sigma loss, and where lambda rests under it."""
+
     def penalty(self, local: Tensor, align: Tensor) -> Tensor:
-        """What is added to the sigma loss at log-variances l and a."""
+        """What is added to the sigma loss, [...], at log-variances l and a [...]."""
 
     def rest(self, B: Tensor, dA: Tensor, k: Tensor) -> Tensor:
-        """Raw lambda at which the guarded sigma loss is at rest, for losses held at B and dA."""
+        """Raw lambda [...] at which the guarded sigma loss rests while losses stay at B and A.
+
+        dA: d A, with d = s where s(p) scales the align loss, else 1.
+        k: s where it scales log sigma^2_align, else 1. All [...].
+        """
 
 
 @dataclass(frozen=True)
 class NoGuard:
-    """lambda* = k B / (d A)."""
+    """No penalty: lambda* = k B / (d A)."""
 
     def penalty(self, local: Tensor, align: Tensor) -> Tensor:
         return torch.zeros_like(local)
@@ -35,7 +41,7 @@ class NoGuard:
 
 @dataclass(frozen=True)
 class InverseVariance:
-    """gamma e^-a, so lambda* = k B / (d A + 2 gamma): bounded by B / 2 gamma (V13)."""
+    """Penalty gamma e^-a, so lambda* = k B / (d A + 2 gamma): bounded by B / (2 gamma) (V13)."""
 
     gamma: float
 
@@ -48,7 +54,7 @@ class InverseVariance:
 
 @dataclass(frozen=True)
 class Hinge:
-    """gamma relu(raw - lambda_max): nothing below lambda_max, a pull back above it (V14)."""
+    """Penalty gamma relu(raw - lambda_max): none below lambda_max, a pull back above it (V14)."""
 
     gamma: float
     lambda_max: float
@@ -73,10 +79,10 @@ class Form(Protocol):
         """The numbers [..., 2] for lambda0 [...]: sigma^2_local = lambda0, sigma^2_align = 1."""
 
     def log_variances(self, numbers: Tensor) -> Tensor:
-        """(l, a) [..., 2]."""
+        """The log-variances (l, a) [..., 2] that the numbers [..., 2] stand for."""
 
     def rest(self, raw: Tensor) -> Tensor:
-        """Where the sigma loss rests in this form, if `raw` is where it rests without bounds."""
+        """Raw lambda [...] at rest in this form, if it rests at `raw` [...] without bounds."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class Uncertainty:
 
 @dataclass(frozen=True)
 class GradNorm:
-    """Gradient norms of B and lambda A at the prototypes are balanced (Chen et al. 2018, eq. 2).
+    """Balances the gradient norms of B and lambda A at the prototypes (Chen et al. 2018, eq. 2).
 
     asymmetry: the paper's alpha. 0 = equal norms; more = a loss that falls slower pulls harder.
     """
@@ -24,9 +24,9 @@ class GradNorm:
 
 @dataclass(frozen=True)
 class Hypergradient:
-    """log lambda descends the client's held-out base loss after `horizon` steps, differentiated
-    forward through them (Franceschi et al. 2017, algorithm 2; lambda moves every `horizon` steps).
+    """Descends the client's held-out base loss in log lambda, after every `horizon` steps.
 
+    The loss is differentiated forward through these steps (Franceschi et al. 2017, algorithm 2).
     rate: step of log lambda per unit of gradient. held_out: share of a client's samples kept back.
     """
 

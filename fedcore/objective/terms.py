@@ -71,8 +71,10 @@ def feature_to_anchor(view: View) -> Tensor:
 
 
 def feature_to_global(view: View) -> Tensor:
-    """Mean over the samples and D of (z_i - G_{y_i})^2, 0 where the class has no global prototype
-    (FedProto, Tan et al. 2022: the pull to the mean embedding of all clients)."""
+    """Mean over the samples and D of (z_i - G_{y_i})^2 (FedProto, Tan et al. 2022).
+
+    G is the mean embedding of all clients; a class without a global prototype yet contributes 0.
+    """
     known = (view.global_prototypes != 0).any(1).to(view.weight.dtype)[view.labels]
     rows = (view.features - view.global_prototypes[view.labels]).square().mean(1)
     return view.mean(rows * known)
@@ -86,7 +88,7 @@ def dot_regression(view: View) -> Tensor:
 def balanced_softmax(view: View, scale: Divisor = 10.0, power: float = 1.0) -> Tensor:
     """CE(scale z a^T + power log n, y), n the client's label counts (Li et al. 2023).
 
-    A class the client does not hold is left out of the softmax. `scale` is the paper's beta.
+    A class the client does not hold is left out of the softmax. scale: the paper's beta.
     """
     counts = view.label_counts.to(view.features.dtype)
     # finite instead of -inf: 0 * inf in the gradient would be NaN

@@ -31,5 +31,5 @@ class View(NamedTuple):
         return hits.amax(0)
 
     def mean(self, rows: Tensor) -> Tensor:
-        """Mean of `rows` [R] over the samples; 0 for an idle client, whose weights are all 0."""
+        """Mean [] of `rows` [R] over the samples; 0 for an idle client, whose weights are all 0."""
         return (rows * self.weight).sum() / self.weight.sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""LambdaRule: the weight of the alignment loss, all that V4...V14 differ in.
+"""LambdaRule: the weight of the align loss, all that V4...V14 differ in.
 
 Elementwise over any leading shape. l = log sigma^2_local, a = log sigma^2_align; raw lambda =
 exp(l - a). See docs/algorithms.md, section 2, for the formulas and their closed forms.
@@ -31,7 +31,7 @@ LAMBDA_MAX = 50.0
 
 
 class Slot(Flag):
-    """Where s(p) enters."""
+    """Where the annealing factor s(p) enters the loss."""
 
     NONE = 0
     WEIGHTS = auto()  # effective lambda = s * raw
@@ -40,12 +40,14 @@ class Slot(Flag):
 
 
 class StartRule(Protocol):
+    """lambda0 of each client, from the labels it holds."""
+
     @property
     def span(self) -> tuple[float, float]:
-        """Smallest and largest lambda0."""
+        """The smallest and the largest lambda0 that a client can get."""
 
     def __call__(self, label_counts: Tensor) -> Tensor:
-        """lambda0 [...] of clients with label histograms [..., C]."""
+        """lambda0 [...], float64, of clients with label histograms [..., C]."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class FromEntropy:
-    """low + (high - low) H / log2 C, H the entropy in bits of the label histogram."""
+    """lambda0 = low + (high - low) H / log2 C, H the entropy in bits of the label histogram."""
 
     low: float
     high: float
@@ -100,7 +102,8 @@ class Weighted(NamedTuple):
 class LambdaRule:
     """How lambda starts, who moves it, and how it is annealed and guarded.
 
-    A client's lambda is held in two numbers [..., 2], as `form` reads them: l and a, as a rule.
+    A client's lambda is held in two numbers [..., 2], which `form` reads: usually l and a.
+    Raises `ConfigError` for parts that do not go together.
     """
 
     start: StartRule = Fixed(0.0)
@@ -145,7 +148,7 @@ class LambdaRule:
 
     @property
     def has_sigma_loss(self) -> bool:
-        """Whether lambda follows the sigma loss."""
+        """Whether lambda is learned by the sigma loss."""
         return isinstance(self.learner, Uncertainty)
 
     @property
@@ -155,18 +158,18 @@ class LambdaRule:
         return next((float(b) for b in bounds if b is not None), LAMBDA_MAX)
 
     def first_log_var(self, label_counts: Tensor) -> Tensor:
-        """The two numbers [..., 2] of lambda0, for label histograms [..., C]. Float64."""
+        """The two numbers [..., 2], float64, of lambda0 for label histograms [..., C]."""
         return self.form.start(self.start(label_counts))
 
     def factor(self, at: Progress) -> Tensor:
-        """s(p) on this rule's clock."""
+        """The annealing factor s(p) [] on this rule's clock, in [0, 1]."""
         return self.anneal(at.on(self.clock))
 
     def weigh(self, base: Tensor, align: Tensor, log_var: Tensor, at: Progress) -> Weighted:
-        """Losses B, A [...] and the two numbers [..., 2] to the loss and the lambda used.
+        """The loss [...] and the lambda in it, from losses B, A [...] and the two numbers [..., 2].
 
-        The weight loss sees a detached lambda, the sigma loss sees detached losses: this is the
-        only place where the two meet.
+        The weight loss sees a detached lambda, the sigma loss sees detached losses: only here do
+        the two meet.
         """
         local, other = self.form.log_variances(log_var).unbind(-1)
         s = self.factor(at)
@@ -178,7 +181,10 @@ class LambdaRule:
         return Weighted(loss, raw, effective)
 
     def sigma_loss(self, B: Tensor, A: Tensor, local: Tensor, align: Tensor, s: Tensor) -> Tensor:
-        """0.5 e^-l B + 0.5 d e^-a A + 0.5 (l + k a) + guard (Kendall et al. 2018, annealed)."""
+        """0.5 e^-l B + 0.5 d e^-a A + 0.5 (l + k a) + guard [...] (Kendall et al. 2018, annealed).
+
+        Losses B, A, log-variances l (`local`) and a (`align`): [...]. d, k: s [] in its slot, or 1.
+        """
         d, k = self._placed(s)
         fit = torch.exp(-local) * B + d * torch.exp(-align) * A
         return 0.5 * fit + 0.5 * (local + k * align) + self.guard.penalty(local, align)
@@ -186,10 +192,10 @@ class LambdaRule:
     def equilibrium(
         self, base: Tensor, align: Tensor, raw: Tensor, measured: Tensor, at: Progress
     ) -> Tensor:
-        """Raw lambda* [...] at which lambda would rest for losses held at B and A.
+        """Raw lambda* [...] at which lambda would rest if the losses stayed at B and A [...].
 
-        A lambda that nobody moves rests where it is, at `raw`. `measured` [...] is where the
-        gradients put it, for a learner that balances gradients; NaN where no form is known.
+        A lambda that nobody moves rests where it is, at `raw` [...]. measured [...]: where the
+        gradients put it, for a learner that balances gradients; NaN where no closed form is known.
         """
         if self.learner is None:
             return raw

@@ -36,11 +36,10 @@ COUNTS = 2.0**36
 
 
 class ModelFold:
-    """sum_k share_k model_k of a round, lane by lane: whole numbers, so that any order gives the
-    same.
+    """sum_k share_k model_k of a round, lane by lane, in integers: the same bits in any order.
 
-    shares: of every client of the round, summing to 1. All ranks have the same `start`, one model
-    from which all clients of the round begin, and with it the same scale: no rank needs to know
+    shares: of every client of the round, summing to 1. start: the one model [1, ...] from which all
+    clients of the round begin, the same on all ranks, and with it the scale: no rank needs to know
     how large the others' numbers have become, and one all-reduce is enough.
     """
 
@@ -59,23 +58,26 @@ class ModelFold:
         self._before: Tensor | None = None
 
     def add(self, clients: Sequence[int], part: ClientState) -> None:
-        """These clients are through."""
+        """Add the models of these clients, whose round is over. part: their state, K first."""
         for row, client in enumerate(clients):  # one at a time: a row in float64 is large
             self._numbers.add(_numbers(part, row), self.shares[client])
             self._counts.add(_counts(part, row), self.shares[client])
 
     def go_on_from(self, total: Tensor) -> None:
-        """Begin with what was in `total` before a stop."""
+        """Go on from the `total` [n] of before a stop."""
         self._before = total
 
     @property
     def total(self) -> Tensor:
-        """All that was added, in integers [n], to be summed over ranks."""
+        """All that was added so far, as int64 [n], to be summed over ranks."""
         total = torch.cat([self._numbers.total, self._counts.total])
         return total if self._before is None else total + self._before.to(total.device)
 
     def models_mean(self, total: Tensor, share: float) -> dict[str, Tensor]:
-        """The mean of those models that are in `total`, of clients whose shares sum to `share`."""
+        """Mean of the models that `total` [n] sums up, by name, each [...].
+
+        share: the sum of their clients' shares.
+        """
         state = self.like.take(torch.zeros(1, dtype=torch.int64))
         numbers, counts = _numbers(state, 0), _counts(state, 0)
         cut = sum(v.numel() for v in numbers)

@@ -43,7 +43,10 @@ class Collected:
         self.between, self.between_unit = Spread(), Spread(least=2)  # prototypes; their directions
 
     def add(self, piece: Piece, everyone: bool) -> None:
-        """Some clients more. everyone: prototypes of classes that a client lacks count, too."""
+        """Take some more clients' uploads.
+
+        everyone: prototypes of classes that a client does not hold count in the spread, too.
+        """
         held = piece.counts > 0
         self._pieces.append((piece.clients, piece.readings))
         self.between.add(piece.prototypes, torch.ones_like(held) if everyone else held)
@@ -54,22 +57,22 @@ class Collected:
 
     @functools.cached_property
     def clients(self) -> Tensor:
-        """[N] int64."""
+        """Ids of the clients [N], int64."""
         return torch.cat([clients for clients, _ in self._pieces])
 
     @functools.cached_property
     def readings(self) -> Tensor:
-        """[N, len(READINGS) + terms] float64."""
+        """What each client reported [N, len(READINGS) + terms], float64."""
         return torch.cat([readings for _, readings in self._pieces])
 
     @functools.cached_property
     def columns(self) -> dict[str, Tensor]:
-        """READINGS by name, each [N]."""
+        """The readings by name (`READINGS`), each [N]."""
         return columns_of(self.readings)
 
     @property
     def terms(self) -> Tensor:
-        """Loss terms [N, n]."""
+        """Loss terms of each client [N, terms]."""
         return self.readings[:, len(READINGS) :]
 
 
@@ -101,9 +104,11 @@ class ServerCollective:
             self.state.control = self.like.new_zeros(row)
 
     def order(self, round: int) -> Order:
-        """One broadcast from rank 0: round, progress, s(p), spread, anchors, global prototypes.
+        """The order of a round, by one broadcast from rank 0. Collective.
 
-        Averaged weights are not sent again: every rank holds the same bits of them.
+        Broadcast are round, progress, s(p), spread, anchors and global prototypes; averaged
+        weights are not sent again, since every rank holds the same bits of them. Raises
+        `CollectiveError` if this rank is in another round than rank 0.
         """
         state = self.state
         spread = state.prototype_std / state.first_spread if state.first_spread else 1.0
@@ -136,9 +141,10 @@ class ServerCollective:
         return values.to(self.like.device, self.like.dtype)
 
     def collect(self, upload: Upload, order: Order) -> Collected:
-        """All uploads, folded in client-id order into the global prototypes.
+        """What all clients reported; folds their uploads, in id order, into the global prototypes.
 
-        Raises `Diverged` on every rank if a client's loss or parameters are not finite.
+        Collective. Raises `Diverged` on every rank if a client's loss or parameters are not finite,
+        `ConfigError` if no client of the round fitted into memory.
         """
         got, state = Collected(), self.state
         clients = self._uploads(upload, order, got)

@@ -48,7 +48,7 @@ def _fold(clients: Iterable[Held], weigh: Callable[[Tensor], Tensor], previous: 
 
 
 def mean_of_present(clients: Iterable[Held], previous: Tensor, anchors: Tensor) -> Tensor:
-    """Mean over the clients that hold the class; our default."""
+    """Mean over the clients that hold the class (our default); one that nobody holds stays."""
     return _fold(clients, lambda counts: counts > 0, previous)
 
 

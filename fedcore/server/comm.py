@@ -23,7 +23,10 @@ Watcher = Callable[[str, int, float], None]
 
 
 class Comm(Protocol):
-    """A world of `size` ranks. Every method is collective: all ranks call it in the same order."""
+    """A world of `size` ranks. Every method is collective: all ranks call it in the same order.
+
+    Each raises `CollectiveError` if a rank is lost.
+    """
 
     rank: int
     size: int
@@ -31,25 +34,25 @@ class Comm(Protocol):
     watcher: Watcher
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """Rank 0's `values` on every rank (same shape everywhere)."""
+        """Rank 0's `values` [...] on every rank; the shape is the same everywhere."""
 
     def gather(self, rows: Tensor) -> Tensor:
-        """All ranks' `rows` [n, ...] in rank order [size * n, ...]; n is the same everywhere."""
+        """All ranks' `rows` [n, ...], in rank order: [size * n, ...]; n is the same everywhere."""
 
     def sum(self, values: Tensor) -> Tensor:
-        """Elementwise sum of integers: associative, so the same in any order."""
+        """Elementwise sum over ranks of integers [...]: associative, so the same in any order."""
 
     def max(self, values: Tensor) -> Tensor:
-        """Elementwise maximum."""
+        """Elementwise maximum over ranks of `values` [...]."""
 
     def gather_json(self, value: Any) -> list[Any]:
         """The JSON values of all ranks in rank order."""
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Return once all ranks have called it."""
 
     def beside(self) -> Comm:
-        """The same ranks in a group of its own, on CPUs: for one other thread. Collective."""
+        """A Comm of the same ranks in a process group of its own, on CPUs, for one other thread."""
 
     def close(self) -> None:
         """End a group that `beside` made."""

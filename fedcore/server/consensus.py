@@ -12,7 +12,7 @@ from fedcore.clients.layout import Tensors
 
 
 class Spread:
-    """Standard deviation between clients of what they have of each class, of any number of them.
+    """Standard deviation between clients of their values for each class.
 
     Taken piece by piece: means and squared deviations are merged (Chan, Golub, LeVeque 1983), so
     the pieces' prototypes need not be in memory together.
@@ -23,7 +23,7 @@ class Spread:
         self._holders = self._mean = self._squares = torch.zeros(1, 1, dtype=torch.float64)
 
     def add(self, values: Tensor, held: Tensor) -> None:
-        """Some clients' values [n, C, D] float64; held [n, C] bool: whose count."""
+        """Take some more clients' values [n, C, D], float64; held [n, C]: which classes count."""
         share = held[:, :, None].to(values.dtype)  # [n, C, 1]
         holders = share.sum(0)  # [C, 1]
         mean = (values * share).sum(0) / holders.clamp(min=1)  # [C, D]
@@ -35,7 +35,7 @@ class Spread:
         self._holders = both
 
     def value(self) -> float:
-        """Mean over D and over the classes that enough clients hold; 0 if there is none."""
+        """Mean over D and over the classes that at least `least` clients hold; 0 without any."""
         shared = self._holders[:, 0] >= self.least
         variance = (self._squares / self._holders.clamp(min=1))[shared]
         return float(variance.sqrt().mean()) if len(variance) else 0.0
@@ -47,9 +47,10 @@ def global_prototype_std(prototypes: Tensor) -> float:
 
 
 def square_distances(models: Tensors, averaged: Tensors, parameters: Collection[str]) -> Tensor:
-    """|w_k - w|^2 per parameter of K models [K] float64, w the averaged one.
+    """Mean squared distance per parameter of K models from the averaged one: [K], float64.
 
-    models: each [K, ...]. parameters: which tensors are parameters; batch statistics do not count.
+    models: by name, each [K, ...]; averaged: each [...]. parameters: names of the tensors that
+    count; batch statistics do not.
     """
     squares = [
         (models[name] - averaged[name]).flatten(1).double().square().sum(1) for name in parameters
@@ -58,5 +59,5 @@ def square_distances(models: Tensors, averaged: Tensors, parameters: Collection[
 
 
 def model_variance(distances: Sequence[float], shares: Sequence[float]) -> float:
-    """sum_k share_k |w_k - w|^2 per parameter of all clients' `square_distances`, in any order."""
+    """sum_k share_k |w_k - w|^2 per parameter, of all clients' `square_distances` in any order."""
     return math.fsum(share * d for share, d in zip(shares, distances, strict=True))

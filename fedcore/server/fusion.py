@@ -17,7 +17,7 @@ from fedcore.server.comm import Comm
 
 
 class ClientModel(NamedTuple):
-    """One client's model."""
+    """One client's model, and how much it weighs."""
 
     client: int
     tensors: Tensors  # parameters and buffers, each [...]
@@ -34,7 +34,7 @@ FUSIONS: Registry[Fuse] = Registry("algorithm.fuse")
 
 
 class Made:
-    """What a function makes of each model, anew each time one goes through them."""
+    """Each model with a function applied, anew on every pass."""
 
     def __init__(
         self, models: Models, make: Callable[[ClientModel], tuple[Tensors, float]]
@@ -50,7 +50,7 @@ def _tensors_of(model: ProtoHead) -> Tensors:
 
 
 def mean(comm: Comm, model: ProtoHead, models: Models, shares: Mapping[int, float]) -> Tensors:
-    """Mean weighted by samples (McMahan et al. 2017)."""
+    """Mean of the models, weighted by samples (McMahan et al. 2017). Collective."""
     return average_models(comm, Made(models, lambda m: (m.tensors, m.share)), _tensors_of(model))
 
 
@@ -71,7 +71,7 @@ def optimal_transport(
 
 
 def match(tensors: Tensors, reference: Tensors, groups: Sequence[NeuronGroup]) -> Tensors:
-    """The same function, its neurons in the order in which they are nearest to the reference's."""
+    """The same model, its neurons reordered to be nearest to those of the reference."""
     matched = dict(tensors)
     for group in groups:  # from the input on: a layer is compared when its inputs are in order
         order = _assignment(_rows(reference, group), _rows(matched, group))

@@ -16,7 +16,7 @@ from fedcore.server.comm import Comm
 
 
 class Wish(IntEnum):
-    """What a rank wants; of several ranks' the greatest is done."""
+    """What a rank wants before its next step; all ranks do the greatest wish of any."""
 
     GO_ON = 0
     SAVE = 1
@@ -37,13 +37,13 @@ class Pauses:
         self._last = time.monotonic()
 
     def begin(self, minutes: float | None) -> None:
-        """A run begins that wants to be saved after so many minutes without a checkpoint."""
+        """Begin a run, to be saved after so many minutes without a checkpoint (None = never)."""
         self._every = None if minutes is None else 60 * minutes
         self.run, self.alarm = self.run + 1, False
         self.saved()
 
     def saved(self) -> None:
-        """A checkpoint is being written: the clock starts again."""
+        """Note that a checkpoint is being written: the clock starts again."""
         self._last = time.monotonic()
 
     def ask_if_due(self) -> None:
@@ -53,7 +53,7 @@ class Pauses:
             self.saved()
 
     def wish(self) -> Wish:
-        """What this rank was asked for. Cheap: it is looked at before each step."""
+        """What this rank wants now. Cheap: it is asked before each step."""
         if self.stop_requested:
             return Wish.STOP
         if self.alone:
@@ -61,11 +61,11 @@ class Pauses:
         return Wish.SAVE if self.alarm or self.saves > self._done else Wish.GO_ON
 
     def wanted(self) -> bool:
-        """Whether to pause."""
+        """Whether this rank wants to pause before its next step."""
         return self.wish() is not Wish.GO_ON
 
     def agree(self, comm: Comm, mine: Wish, *facts: bool) -> tuple[Wish, list[bool]]:
-        """What all ranks do now, and which of the facts are so on any of them. Collective.
+        """What all ranks do now, and which of the facts are true on any rank. Collective.
 
         What was asked for until now is then done.
         """

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedcore.batch import sent
 from fedcore.clients.order import Upload
-from fedcore.clients.state import sent
 from fedcore.server.comm import Comm
 
 NUMBERS = 1 << 18

@@ -9,7 +9,7 @@ PREFIX = "fedcore_"
 
 
 class Kind(Enum):
-    """Prometheus metric kinds."""
+    """The kinds of Prometheus metrics."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -30,7 +30,7 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """The name with prefix."""
+        """The name as Prometheus has it: with the common prefix."""
         return PREFIX + self.name
 
     @property
@@ -51,7 +51,7 @@ LAMBDA_RAW = Metric(
     "lambda_raw", "1", Kind.GAUGE, ("client",), "sigma^2_local / sigma^2_align, before annealing"
 )
 LAMBDA_EFFECTIVE = Metric(
-    "lambda_effective", "1", Kind.GAUGE, ("client",), "weight on the alignment loss as used"
+    "lambda_effective", "1", Kind.GAUGE, ("client",), "weight on the align loss as used"
 )
 LAMBDA_EQUILIBRIUM = Metric(
     "lambda_equilibrium", "1", Kind.GAUGE, ("client",), "closed-form lambda* for the losses now"

@@ -8,9 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedcore.telemetry.events import (
@@ -21,7 +18,9 @@ from fedcore.telemetry.events import (
     RoundEvent,
     WarningEvent,
 )
+from fedcore.telemetry.screen import Screen, console_for
 
+COUNTED = "round {task.completed:.1f}/{task.total}"
 LINES = 20  # of rounds in a log; a run of no more rounds shows each
 
 
@@ -41,12 +40,7 @@ class ConsoleSink:
     ) -> None:
         self.rounds, self.algorithm, self.readout = rounds, algorithm, readout
         self._per_round, self._done = per_round, 0.0
-        self._stream = stream or sys.stdout
-        self._bar: Progress | None = None
-        if self._stream.isatty():
-            self._bar = _bar(self._stream)
-            self._task = self._bar.add_task(algorithm, total=rounds, words="")
-            self._bar.start()
+        self._screen = Screen(stream, algorithm, rounds, COUNTED)
 
     def write(self, events: Sequence[Event]) -> None:
         """Show the round that these events are of; warnings and resumption at once."""
@@ -56,26 +50,23 @@ class ConsoleSink:
                 self._round(event, clients)
             elif isinstance(event, ResumeEvent):
                 self._advance(event.round, "")
-                self._say(f"going on with round {event.round + 1} from {event.checkpoint}")
+                self._screen.say(f"going on with round {event.round + 1} from {event.checkpoint}")
             elif isinstance(event, WarningEvent):
-                self._say(f"warning: {event.message}")
+                self._screen.say(f"warning: {event.message}")
 
     def trained(self, samples: int) -> None:
         """Move the bar within the round; never beyond its end."""
-        if self._bar and self._per_round:
-            share = min(
-                1.0, self._bar.tasks[self._task].completed - self._done + samples / self._per_round
-            )
-            self._bar.update(self._task, completed=self._done + share)
+        if self._screen.has_bar and self._per_round:
+            share = self._screen.done - self._done + samples / self._per_round
+            self._screen.advance(self._done + min(1.0, share))
 
     def close(self) -> None:
         """Leave the bar as it stands."""
-        if self._bar:
-            self._bar.stop()
+        self._screen.close()
 
     def _round(self, event: RoundEvent, clients: Sequence[ClientEvent]) -> None:
-        if self._bar or shown(event.round, self.rounds):
-            self._say(round_line(event, clients, self.readout))
+        if self._screen.has_bar or shown(event.round, self.rounds):
+            self._screen.say(round_line(event, clients, self.readout))
         self._advance(event.round + 1, self._now(event, clients))
 
     def _now(self, event: RoundEvent, clients: Sequence[ClientEvent]) -> str:
@@ -83,15 +74,8 @@ class ConsoleSink:
         return f"accuracy {_accuracy(event, self.readout)}  lambda {lam:.3g}"
 
     def _advance(self, done: int, words: str) -> None:
-        if self._bar:
-            self._done = done
-            self._bar.update(self._task, completed=done, words=words)
-
-    def _say(self, words: str) -> None:
-        if self._bar:
-            self._bar.console.print(escape(words), highlight=False, soft_wrap=True)
-        else:
-            print(words, file=self._stream, flush=True)
+        self._done = done
+        self._screen.advance(done, words)
 
 
 def shown(round: int, rounds: int) -> bool:
@@ -140,28 +124,3 @@ def final_table(
     words += [f"{name} {accuracy[name]:.4f}" for name in accuracy if name not in tested]
     table.caption, table.caption_justify = "\n".join(words), "left"
     console_for(stream or sys.stdout).print(table)
-
-
-def console_for(stream: TextIO) -> Console:
-    """A rich console that writes plain text unless `stream` is a terminal, whatever FORCE_COLOR."""
-    if stream.isatty():
-        return _Console(file=stream)
-    return Console(file=stream, force_terminal=False, color_system=None, width=100)
-
-
-class _Console(Console):
-    """Leaves the cursor alone: this process may end in os._exit, which would not bring it back."""
-
-    def show_cursor(self, show: bool = True) -> bool:
-        return False
-
-
-def _bar(stream: TextIO) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("round {task.completed:.1f}/{task.total}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[words]}"),
-        console=console_for(stream),
-    )

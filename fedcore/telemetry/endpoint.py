@@ -51,7 +51,7 @@ class Part:
 
     @cached_property
     def packed(self) -> bytes:
-        """By gzip; packed parts one after the other are the packed whole."""
+        """The part packed by gzip; packed parts one after the other are the packed whole."""
         return gzip.compress(self.plain, compresslevel=1)
 
 
@@ -76,7 +76,7 @@ class Listening:
 
     @classmethod
     def of(cls, words: Mapping[str, Any]) -> Listening:
-        """From JSON; other keys are passed over."""
+        """The settings in a JSON object; other keys are passed over."""
         own = {f.name: words[f.name] for f in fields(cls)}
         return cls(**own | {k: own[k] and Path(own[k]) for k in PATHS})
 
@@ -289,7 +289,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._page()
 
-    do_HEAD = do_GET  # noqa: N815 # the library's name
+    do_HEAD = do_GET  # noqa: N815 - the library's name
 
     def _page(self) -> None:
         try:

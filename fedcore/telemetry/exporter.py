@@ -153,16 +153,16 @@ class _Process:
         return ConfigError("metrics.enabled", True, want, "metrics.enabled=false")
 
     def heard(self) -> Iterator[dict[str, Any]]:
-        """What it says, until it is gone."""
+        """What the exporter says, until it is gone."""
         return map(json.loads, self._in)
 
     def say(self, line: str) -> None:
-        """Send a line."""
+        """Send the exporter a line."""
         self._out.write(line + "\n")
         self._out.flush()
 
     def end(self) -> None:
-        """Let it go."""
+        """Ask the exporter to end, and wait for it."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         try:

@@ -65,13 +65,13 @@ class Rank:
         return self._answers.get(timeout=timeout)
 
     def say(self, **words: Any) -> None:
-        """Let it know."""
+        """Tell the rank; one that is gone is not an error."""
         with self._saying, contextlib.suppress(OSError):  # `listen` ends then as well
             self._out.write(json.dumps(words) + "\n")
             self._out.flush()
 
     def page(self) -> Page:
-        """What it knows now. Raises `TimeoutError` if it does not answer."""
+        """The page of what the rank knows now. Raises `TimeoutError` if it does not answer."""
         answer = self._ask()
         if answer["clients"] is not None:
             self._of_clients = Part(text(answer["clients"]))
@@ -100,7 +100,7 @@ class Rows(Collector):
             self._rows.setdefault(row[0], []).append(row)
 
     def collect(self) -> Iterator[Family]:
-        """The families."""
+        """The metric families of these rows, in the catalogue's order."""
         for name, metric in c.CATALOGUE.items():
             if name in self._rows:
                 yield family(metric, self._rows[name])
@@ -131,7 +131,7 @@ def cumulative(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str
 
 
 def text(rows: Iterable[Row]) -> bytes:
-    """As Prometheus reads it."""
+    """The page that Prometheus reads, of these rows."""
     registry = CollectorRegistry()
     registry.register(Rows(rows))
     return generate_latest(registry)

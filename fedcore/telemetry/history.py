@@ -58,7 +58,7 @@ class History:
         return self._table(lambda record: record.get(field))
 
     def per_term(self, name: str) -> tuple[Array, Array]:
-        """The same of one loss term."""
+        """Rounds [R], counted from 1, and values [R, K] of one loss term; NaN = none."""
         return self._table(lambda record: (record.get("terms") or {}).get(name))
 
     def terms(self) -> list[str]:

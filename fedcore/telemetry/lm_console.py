@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-from fedcore.telemetry.console import LINES, console_for
+from fedcore.telemetry.console import LINES
 from fedcore.telemetry.events import (
     Event,
     LMEvalEvent,
@@ -19,50 +15,42 @@ from fedcore.telemetry.events import (
     LMWarningEvent,
     WarningEvent,
 )
+from fedcore.telemetry.screen import Screen
+
+COUNTED = "step {task.completed:,.0f}/{task.total:,.0f}"
 
 
 class LMConsole:
     """Shows steps, evaluations and warnings on `stream` (standard output if None)."""
 
     def __init__(self, steps: int, stream: TextIO | None = None) -> None:
-        self.steps, self._stream = steps, stream or sys.stdout
+        self.steps = steps
         self._next = 0  # step from which on a log has its next line
-        self._bar: Progress | None = None
-        if self._stream.isatty():
-            self._bar = _bar(self._stream)
-            self._task = self._bar.add_task("training", total=steps, words="")
-            self._bar.start()
+        self._screen = Screen(stream, "training", steps, COUNTED)
 
     def write(self, events: Sequence[Event]) -> None:
-        """Show these events."""
+        """Show these events, each in a line."""
         for event in events:
             if isinstance(event, LMStepEvent):
                 self._step(event)
             elif isinstance(event, LMEvalEvent):
-                self._say(eval_line(event, self.steps))
+                self._screen.say(eval_line(event, self.steps))
             elif isinstance(event, LMResumeEvent):
-                self._say(f"going on after step {event.step} from {event.checkpoint}")
+                self._screen.say(f"going on after step {event.step} from {event.checkpoint}")
             elif isinstance(event, LMWarningEvent | WarningEvent):
-                self._say(f"warning: {event.message}")
+                self._screen.say(f"warning: {event.message}")
 
     def close(self) -> None:
         """Leave the bar as it stands."""
-        if self._bar:
-            self._bar.stop()
+        self._screen.close()
 
     def _step(self, event: LMStepEvent) -> None:
-        if self._bar:
+        if self._screen.has_bar:
             words = f"loss {event.loss:.4f}  {event.tokens_per_second:,.0f} tokens/s"
-            self._bar.update(self._task, completed=event.step, words=words)
+            self._screen.advance(event.step, words)
         elif event.step >= self._next or event.step == self.steps:
             self._next = event.step + math.ceil(self.steps / LINES)
-            self._say(step_line(event))
-
-    def _say(self, words: str) -> None:
-        if self._bar:
-            self._bar.console.print(escape(words), highlight=False, soft_wrap=True)
-        else:
-            print(words, file=self._stream, flush=True)
+            self._screen.say(step_line(event))
 
 
 def step_line(event: LMStepEvent) -> str:
@@ -81,15 +69,4 @@ def eval_line(event: LMEvalEvent, steps: int) -> str:
     return (
         f"step {event.step:>{width}}/{steps}  held-out loss {event.loss:.4f}  "
         f"perplexity {event.perplexity:.2f}  {event.bits_per_byte:.3f} bits/byte"
-    )
-
-
-def _bar(stream: TextIO) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("step {task.completed:,.0f}/{task.total:,.0f}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[words]}"),
-        console=console_for(stream),
     )

@@ -40,7 +40,7 @@ class Ink:
 
     @classmethod
     def each(cls, names: Sequence[str]) -> list[Ink]:
-        """One for each run; a run that is alone has no colour. Names may hold anything."""
+        """An ink for each run; a run that is alone has no colour. Names may hold anything."""
         several = len(names) > 1
         return [
             cls(plain_text(name), INKS[i % len(INKS)] if several else None)
@@ -76,7 +76,7 @@ def plot_lambda(run_dirs: Path | Sequence[Path], out: Path) -> Path:
         draw_accuracy(accuracy, run, ink)
     for axes in (raw, effective, loss):
         scale(axes)
-    dress(raw, "Weight of the alignment loss before annealing", "raw λ")
+    dress(raw, "Weight of the align loss before annealing", "raw λ")
     dress(effective, "Weight as used in the loss, and the annealing factor", "effective λ")
     dress(loss, "Losses: median and range over clients", "loss")
     dress(accuracy, "Accuracy by read-out", "accuracy")
@@ -181,7 +181,7 @@ def draw_spread(
 
 
 def draw_accuracy(axes: Axes, run: History, ink: Ink) -> None:
-    """Accuracy by read-out."""
+    """Draw a run's accuracy by read-out, a line each."""
     for number, name in enumerate(run.readouts()):
         x, values = run.accuracy(name)
         own, style = INKS[number % len(INKS)], STYLES[number % len(STYLES)]

@@ -15,7 +15,7 @@ class Sink(Protocol):
     """Takes the events of a moment together, in order; a round's are its clients' and its own."""
 
     def write(self, events: Sequence[Event]) -> None:
-        """Take these events."""
+        """Take these events; called whenever there are new ones."""
 
     def close(self) -> None:
         """No more events will come."""

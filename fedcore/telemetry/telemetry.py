@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from types import TracebackType
 
 from fedcore.errors import CollectiveError, FedError, Stopped, Unexpected
@@ -44,7 +45,7 @@ class Telemetry:
         """Hand events out together. own: this rank's clients; None = all are."""
         self._round = max([self._round, *(getattr(e, "round", 0) for e in events)])
         for sink in self.sinks:
-            self._attempt(sink, lambda sink=sink: sink.write(events))  # type: ignore[misc]
+            self._attempt(sink, partial(sink.write, events))
         self._measure(lambda meter: meter.write([e for e in events if _is_of(e, own)]))
 
     def trained(self, samples: int) -> None:
@@ -105,7 +106,7 @@ class Telemetry:
         deadline = time.monotonic() + patience
         for sink in self.sinks:
             if isinstance(sink, SlowSink):
-                self._attempt(sink, lambda sink=sink: sink.ending(deadline))  # type: ignore[misc]
+                self._attempt(sink, partial(sink.ending, deadline))
 
     def _close(self) -> None:
         for sink in self.sinks:

@@ -65,7 +65,7 @@ class Kept:
         self.last: dict[str, int] = kept.get("last", {})
 
     def save(self) -> None:
-        """Replace the file."""
+        """Write it to its file, which is replaced as a whole."""
         part = self.path.with_suffix(".part")
         part.write_text(json.dumps({"id": self.id, "last": self.last}), encoding="utf-8")
         part.replace(self.path)

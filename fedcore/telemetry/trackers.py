@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ class TrackerSink:
             self._error = error
         while (item := self._queue.get()) is not None:
             if opened is not None:
-                self._attempt(opened, lambda item=item: self._log(opened.tracker, kept, *item))  # type: ignore[misc]
+                self._attempt(opened, partial(self._log, opened.tracker, kept, *item))
         if opened is not None:
             self._attempt(opened, opened.tracker.finish)
 

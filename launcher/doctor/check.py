@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at."""
+    """What the doctor found at one look."""
 
     name: str
     ok: bool

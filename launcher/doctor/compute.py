@@ -13,7 +13,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2}  # relative; float32 may
 
 
 def computing(device: torch.device) -> Iterator[Check]:
-    """One finding: wrong numbers are a broken card, an error a broken installation."""
+    """One finding: wrong numbers are a broken GPU, an error a broken installation."""
     generator = torch.Generator().manual_seed(0)
     one, two = (torch.randn(SIDE, SIDE, generator=generator, dtype=torch.float64) for _ in "ab")
     wrong = {}

@@ -28,7 +28,7 @@ SAME = {
     "commit": "one checkout on all nodes",
     "code": "one checkout or image on all nodes: the files differ",
     "config": "one configuration file on all nodes",
-    "device": "cards on all nodes, or device=cpu",
+    "device": "GPUs on all nodes, or device=cpu",
 }
 
 
@@ -44,12 +44,12 @@ def facts(place: Place, device: torch.device, config: RunConfig) -> dict[str, An
         "config": hashlib.sha256(config.dump().encode()).hexdigest()[:12],
         "cores": sorted(os.sched_getaffinity(0)),
         "device": device.type,
-        "card": _card(device),
+        "gpu": _gpu(device),
     }
 
 
-def _card(device: torch.device) -> str:
-    """The card's own number; empty for a CPU."""
+def _gpu(device: torch.device) -> str:
+    """The GPU's own number; empty for a CPU."""
     if device.type != "cuda":
         return ""
     return str(torch.cuda.get_device_properties(device).uuid)
@@ -96,14 +96,14 @@ def by_value(everyone: Sequence[Facts], key: str) -> str:
 
 
 def _own_cards(everyone: Sequence[Facts]) -> Check:
-    """Whether each rank has a card of its own."""
+    """Whether each rank has a GPU of its own."""
     ranks = defaultdict(list)
     for rank, one in enumerate(everyone):
-        if one["card"]:
-            ranks[one["card"]].append(rank)
+        if one["gpu"]:
+            ranks[one["gpu"]].append(rank)
     twice = [ranks_in_words(has) for has in ranks.values() if len(has) > 1]
-    found = "; ".join(f"{words} use one card" for words in twice)
-    way_out = "CUDA_VISIBLE_DEVICES with all cards of the node, for all its ranks"
+    found = "; ".join(f"{words} use one GPU" for words in twice)
+    way_out = "CUDA_VISIBLE_DEVICES with all GPUs of the node, for all its ranks"
     return Check("own device", not twice, found or "each rank has its own", way_out)
 
 

@@ -61,31 +61,31 @@ def imports() -> Iterator[Check]:
 
 
 def devices(own: int | None = None) -> Iterator[Check]:
-    """The cards of this node, as torch sees them. own: the one this rank uses; None = all."""
+    """The GPUs of this node, as torch sees them. own: the one this rank uses; None = all."""
     import torch
 
     count = torch.cuda.device_count()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    # a card that torch does not see is a fault; no card is none
+    # a GPU that torch does not see is a fault; to have none is no fault
     hidden = not count and visible is None and Path("/dev/nvidia0").exists()
     names = ", ".join(sorted({torch.cuda.get_device_name(i) for i in range(count)}))
     found = f"{count} x {names}" if count else "none"
     if hidden:
-        found = f"a card that torch (CUDA {torch.version.cuda}) cannot use"
+        found = f"a GPU that torch (CUDA {torch.version.cuda}) cannot use"
     if visible is not None:
         found += f" (CUDA_VISIBLE_DEVICES={visible!r})"
     way_out = "a driver for this torch" if hidden else "nothing: runs use the CPU"
     yield Check("CUDA devices", count > 0, found, way_out, needed=hidden)
     if count:  # only its own, since to ask takes memory there, for each rank
-        cards = range(count) if own is None else [own]
-        yield device_memory({card: torch.cuda.mem_get_info(card) for card in cards})
+        gpus = range(count) if own is None else [own]
+        yield device_memory({gpu: torch.cuda.mem_get_info(gpu) for gpu in gpus})
 
 
-def device_memory(cards: Mapping[int, tuple[int, int]]) -> Check:
-    """Whether the cards are empty, by free and all bytes of each: what others use is missing."""
-    used = {card: total - free for card, (free, total) in cards.items()}
-    taken = [f"{card}: {size(used[card])}" for card in used if used[card] > 0.1 * cards[card][1]]
-    each = max(total for _, total in cards.values())
+def device_memory(gpus: Mapping[int, tuple[int, int]]) -> Check:
+    """Whether the GPUs are empty, by free and total bytes of each: what others use is missing."""
+    used = {gpu: total - free for gpu, (free, total) in gpus.items()}
+    taken = [f"{gpu}: {size(used[gpu])}" for gpu in used if used[gpu] > 0.1 * gpus[gpu][1]]
+    each = max(total for _, total in gpus.values())
     found = f"in use: {', '.join(taken)}" if taken else f"{size(each)} each, free"
     return Check("device memory", not taken, found, "nvidia-smi names the processes", needed=False)
 
@@ -106,9 +106,9 @@ def driver_of(out: str) -> Iterator[Check]:
     """What nvidia-smi's lines `index, driver, errors` say; errors is `[N/A]` without ECC."""
     rows = [[word.strip() for word in line.split(",")] for line in out.splitlines() if line]
     yield Check("driver", True, ", ".join(sorted({driver for _, driver, _ in rows})))
-    faulty = [f"{card} ({errors})" for card, _, errors in rows if errors.strip("0").isdigit()]
-    found = f"uncorrected errors on card {', '.join(faulty)}" if faulty else "no uncorrected errors"
-    yield Check("ECC", not faulty, found, "a reset of the card, or another node")
+    faulty = [f"{gpu} ({errors})" for gpu, _, errors in rows if errors.strip("0").isdigit()]
+    found = f"uncorrected errors on GPU {', '.join(faulty)}" if faulty else "no uncorrected errors"
+    yield Check("ECC", not faulty, found, "a reset of the GPU, or another node")
 
 
 def open_files(world_size: int) -> Iterator[Check]:

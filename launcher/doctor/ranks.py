@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,8 +80,8 @@ class Visit:
         count = options.megabytes * 2**20
         backends = ["nccl", "gloo"] if self.device.type == "cuda" else ["gloo"]
         reduces: dict[str, Look] = {
-            f"all_reduce {backend}": lambda backend=backend: group.all_reduces(  # type: ignore[misc]
-                self.device, count, self.timeout, backend
+            f"all_reduce {backend}": partial(
+                group.all_reduces, self.device, count, self.timeout, backend
             )
             for backend in backends
         }

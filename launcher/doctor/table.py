@@ -79,7 +79,7 @@ def where(ranks: Sequence[int], nodes: Sequence[str]) -> str:
 
 
 def as_json(found: Sequence[tuple[int, Check]], nodes: Sequence[str]) -> str:
-    """All findings, for machines."""
+    """All findings as a JSON text."""
     told = {
         "ok": code(found) == 0,
         "ranks": len(nodes),
@@ -90,7 +90,7 @@ def as_json(found: Sequence[tuple[int, Check]], nodes: Sequence[str]) -> str:
 
 
 def show(found: Sequence[tuple[int, Check]], nodes: Sequence[str], machine: bool) -> None:
-    """Print the findings."""
+    """Print the findings: a table, or JSON for a machine."""
     if machine:
         print(as_json(found, nodes))
     else:

@@ -52,7 +52,7 @@ def targets(folder: Path | None) -> Iterator[Check]:
         found = "metrics.targets=null: only in the run directories"
         yield Check("targets folder", True, found)
         return
-    place = Path(os.path.abspath(folder))  # noqa: PTH100  (a folder that is not there yet, too)
+    place = Path(os.path.abspath(folder))  # noqa: PTH100 - a folder that is not there yet, too
     closed = [p for p in place.parents if p.exists() and not _open(p, stat.S_IXOTH)]
     if place.exists() and not _open(place, stat.S_IROTH | stat.S_IXOTH):
         closed.insert(0, place)

@@ -33,7 +33,7 @@ def own_readout(run: Stored) -> str | None:
 
 
 def accuracy(runs: Runs) -> Section | None:
-    """Accuracy by read-out."""
+    """The report's section on accuracy by read-out; None if no run has any."""
     names = readouts(runs)
     if not names:
         return None

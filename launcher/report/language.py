@@ -35,7 +35,7 @@ def steps(run: Stored, key: str, inside: str | None = None) -> Curve:
 
 
 def evals(run: Stored, key: str) -> Curve:
-    """Of the evaluations."""
+    """A quantity of the evaluations on held-out text, over steps."""
     return column(run.events("lm_eval"), key)
 
 

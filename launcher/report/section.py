@@ -12,7 +12,7 @@ FOLDED = 20  # rows above which a table of many rows is folded
 
 @dataclass(frozen=True)
 class Picture:
-    """One figure."""
+    """A figure of the report."""
 
     alt: str
     source: Markup  # a data URI

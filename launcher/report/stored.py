@@ -33,7 +33,7 @@ PLACED = {**SHOWN, "lm_eval": "step", "lm_client": "step"}
 
 @dataclass(frozen=True)
 class Stored:
-    """One run."""
+    """One run, as the report reads it from its directory."""
 
     run_dir: Path
     name: str  # as the page calls it: no other run on it has that name

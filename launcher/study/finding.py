@@ -32,7 +32,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """Whether the claim was seen, in words."""
         return {True: "seen", False: "not seen", None: "no data"}[self.seen]
 
 

@@ -130,5 +130,5 @@ class Measure:
 
     @classmethod
     def single(cls, what: str, value: float) -> Measure:
-        """A single number."""
+        """A measure of one number, without a spread."""
         return cls(what, float(value), count=1) if np.isfinite(value) else cls(what, None)

@@ -35,7 +35,7 @@ def filled(words: list[str]) -> list[str]:
 def test_the_trainer_can_be_scraped_from_outside_its_container() -> None:
     given = parse_args(filled(SERVICES["trainer"]["command"]))
     assert given.training_script == "launcher/main.py"
-    metrics = cli.request(cli.parser().parse_args(given.training_script_args)).config.metrics
+    metrics = cli.parse(given.training_script_args).config.metrics
     assert metrics.bind == "0.0.0.0"
     assert metrics.targets == Path("runs/targets")
     assert mounts("trainer")["/fedcore/runs"] == mounts("prometheus")["/fedcore/runs"]

@@ -105,7 +105,7 @@ def test_a_pod_fits_the_image_and_the_command_line(name: str) -> None:
     args = [word.replace("$(MASTER_PORT)", "23456") for word in one["args"]]
     given = parse_args(words_of(0) if name == "job" else args)
     assert given.training_script == "launcher/main.py"
-    config = cli.request(cli.parser().parse_args(given.training_script_args)).config
+    config = cli.parse(given.training_script_args).config
     ports = {port["name"]: port["containerPort"] for port in one["ports"]}
     assert config.metrics.port == ports["metrics"]
     assert config.metrics.bind == "0.0.0.0"

@@ -49,11 +49,6 @@ class Stack:
         """What Prometheus holds to be pending or firing."""
         return self._ask("alerts")["alerts"]
 
-    def at_alertmanager(self) -> set[str]:
-        """Names of the alerts that Alertmanager has."""
-        with urllib.request.urlopen(f"{self.alertmanager}/api/v2/alerts", timeout=10) as answer:
-            return {alert["labels"]["alertname"] for alert in json.load(answer)}
-
     def _ask(self, what: str, **words: Any) -> dict[str, Any]:
         url = f"{self.prometheus}/api/v1/{what}?{urllib.parse.urlencode(words)}"
         try:

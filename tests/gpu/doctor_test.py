@@ -1,4 +1,4 @@
-"""Does the doctor try every card, and NCCL between them?"""
+"""Does the doctor try every GPU, and NCCL between them?"""
 
 from __future__ import annotations
 

@@ -30,8 +30,9 @@ from fedcore.server.exact import ExactSum
 from fedcore.server.fusion import FUSIONS
 from fedcore.tally import Evaluation
 from launcher.build import check_names
-from tests.law.evaluate_test import ToyTest
-from tests.law.explosion_test import Told, federation
+from tests.kept import Kept
+from tests.law.evaluate_test import ToyTest, ToyValidation
+from tests.law.explosion_test import federation
 from tests.toy import SHAPE, ToyData, toy_group, toy_order
 
 SIZES = [20, 9, 13, 5, 7]
@@ -40,19 +41,11 @@ CHUNK = 10
 CPU = torch.device("cpu")
 
 
-class Aside:
+class Aside(ToyValidation):
     """All clients but number 1 have samples set aside, some of them several chunks."""
 
     samples: ClassVar[dict[int, int]] = {0: 7, 2: 25, 3: 1, 4: 12}
-
-    def __init__(self) -> None:
-        data = ToyData([30] * 5)
-        self.images, self.labels = data.images, data.labels
-
-    def chunks(self, client: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        n = self.samples[client]
-        both = (x[client][:n].split(size) for x in (self.images, self.labels))
-        yield from zip(*both, strict=True)
+    sizes: ClassVar[list[int]] = [30] * 5
 
 
 class Rank(LocalComm):
@@ -253,7 +246,7 @@ def test_a_round_without_evaluation_does_none_of_its_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every second round is evaluated; one-shot, so that else no averaged model is made, either."""
-    counts, told = Counter[str](), Told()
+    counts, told = Counter[str](), Kept()
     run = federation(tmp_path, told)
 
     def counted(function: Callable[..., Any], name: str) -> Callable[..., Any]:

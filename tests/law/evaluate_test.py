@@ -36,9 +36,10 @@ class ToyValidation:
     """Clients 0 and 2 have samples set aside, client 1 has none; follows `ValidationData`."""
 
     samples: ClassVar[dict[int, int]] = {0: 7, 2: 11}
+    sizes: ClassVar[list[int]] = [31, 32, 33]
 
     def __init__(self) -> None:
-        data = ToyData([31, 32, 33])
+        data = ToyData(self.sizes)
         self.images, self.labels = data.images, data.labels
 
     def chunks(self, client: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 
@@ -11,27 +9,15 @@ from fedcore.config import RunConfig
 from fedcore.errors import Diverged
 from fedcore.federation import Federation
 from fedcore.objective import weighting
-from fedcore.telemetry.events import ClientEvent, Event, RoundEvent, WarningEvent
+from fedcore.telemetry.events import ClientEvent, RoundEvent, WarningEvent
 from fedcore.telemetry.telemetry import Telemetry
 from launcher import prepare, world
 from launcher.build import build
 from launcher.rundir import RunDir
+from tests.kept import Kept
 
 
-class Told:
-    """Keeps every event."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def write(self, events: Sequence[Event]) -> None:
-        self.events += events
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def federation(tmp_path, told: Told, **clients: float) -> Federation:
+def federation(tmp_path, told: Kept, **clients: float) -> Federation:
     """v12 on digits, with a sigma rate at which its lambda runs away within two rounds."""
     config = RunConfig.of(
         {
@@ -52,7 +38,7 @@ def federation(tmp_path, told: Told, **clients: float) -> Federation:
 def test_v12s_explosion_is_told_and_ends_nothing(tmp_path, monkeypatch) -> None:
     """In so short a run lambda reaches some 15: the limit is lowered to see it pass."""
     monkeypatch.setattr(weighting, "LAMBDA_MAX", 10.0)
-    told = Told()
+    told = Kept()
     federation(tmp_path, told).run()
     rounds = [e for e in told.events if isinstance(e, RoundEvent)]
     above = [
@@ -68,5 +54,5 @@ def test_v12s_explosion_is_told_and_ends_nothing(tmp_path, monkeypatch) -> None:
 
 def test_weights_that_are_not_finite_are_a_divergence(tmp_path) -> None:
     with pytest.raises(Diverged) as caught:
-        federation(tmp_path, Told(), lr=1e200).run()
+        federation(tmp_path, Kept(), lr=1e200).run()
     assert caught.value.exit_code == 4

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import damage
 from tests.procs import runs
 
 pytestmark = pytest.mark.procs
@@ -67,13 +68,10 @@ def test_a_run_directory_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path):
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with damage.small_disk(tmp_path / "disk", "size=1m") as disk:
+        yield disk
 
 
 @pytest.mark.root
@@ -87,7 +85,7 @@ def test_a_full_disk_is_told_and_loses_nothing(small_disk: Path) -> None:
     assert (found["status"], found["exit_code"], found["rounds"]) == ("failed", 2, 4)
     kept = (small_disk / "run" / "checkpoints" / "latest").read_text()
     assert (small_disk / "run" / "checkpoints" / kept / "index.json").is_file()
-    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    damage.remount(small_disk, "size=64m")
     assert runs.completed(0, small_disk / "run", *words)["rounds"] == 4
 
 
@@ -95,9 +93,7 @@ def test_a_corrupted_shard_ends_all_ranks_naming_it(tmp_path: Path) -> None:
     words = ("--config", "smoke", "--set", f"data.store={tmp_path}/store")
     runs.completed(0, tmp_path / "first", *words)
     tar = next((tmp_path / "store").rglob("client_00002/*.tar"))
-    damaged = bytearray(tar.read_bytes())
-    damaged[2000] ^= 1
-    tar.write_bytes(damaged)
+    damage.flip(tar, at=2000)
     out = runs.run(2, tmp_path / "second", *words)
     found = runs.summary(tmp_path / "second")
     assert found["exit_code"] == 3, out[-3000:]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +10,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from fedcore.algorithms import ALGORITHMS
-from tests.procs.runs import ROOT
+from tests.procs import runs
 
 pytestmark = pytest.mark.procs
 SCRIPT = str(Path(__file__).with_name("every_algorithm.py"))
@@ -34,19 +30,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]
         x_test=images[60:100],
         y_test=raw.target[60:100],
     )
-    return {ranks: _run(ranks, file, folder) for ranks in (1, 3)}
-
-
-def _run(ranks: int, file: Path, folder: Path) -> dict[str, Any]:
-    agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    words = [SCRIPT, str(file), str(folder / "store"), str(folder / str(ranks))]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *agent, *words], capture_output=True, text=True, env=env, timeout=300
-    )
-    lines = [x for x in done.stdout.splitlines() if x.startswith("FOUND ")]
-    assert lines, (done.stdout + done.stderr)[-3000:]
-    return json.loads(lines[0].removeprefix("FOUND "))
+    return {
+        ranks: runs.found(SCRIPT, ranks, file, folder / "store", folder / str(ranks))
+        for ranks in (1, 3)
+    }
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.names())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,11 @@ from fedcore.checkpoint import Checkpoint, candidates
 from fedcore.config import RunConfig
 from fedcore.errors import Stopped
 from fedcore.lm.train import LMRun
-from fedcore.telemetry.events import Event, LMStepEvent
 from fedcore.telemetry.telemetry import Telemetry
 from launcher import prepare_text, world
 from launcher.lm_job import LanguageModel
 from launcher.rundir import RunDir
+from tests.lm_toy import LMKept
 from tests.pausing import PauseWhen
 
 STEPS = 50
@@ -66,24 +65,11 @@ def config_of(store: str, engine: dict[str, Any], precision: str = "fp32") -> Ru
     return RunConfig.of(values | {"evaluate": {"every": STEPS}, "checkpoint": {"every": STEPS}})
 
 
-class Kept:
-    """A sink that keeps the lines."""
-
-    def __init__(self) -> None:
-        self.lines: list[LMStepEvent] = []
-
-    def write(self, events: Sequence[Event]) -> None:
-        self.lines += [e for e in events if isinstance(e, LMStepEvent)]
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 class Case:
     """One run of these processes."""
 
     def __init__(self, config: RunConfig, here: world.World, folder: Path) -> None:
-        self.kind, self.kept, self.here = LanguageModel(config), Kept(), here
+        self.kind, self.kept, self.here = LanguageModel(config), LMKept(), here
         self.kind.open(prepare_text.store_dir(config))
         run = RunDir(folder)
         run.path.mkdir(parents=True, exist_ok=True)

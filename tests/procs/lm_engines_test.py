@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.procs import runs
 from tests.procs.lm_engines import BF16, ENGINES, STEPS, STOP, TAKEN_ON, VARIANTS
 from tests.procs.runs import ROOT, command, completed, free_port, summary
 
@@ -26,20 +25,10 @@ ALIKE = 0.02  # relative: bf16
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """What the script found, by number of ranks."""
     folder = tmp_path_factory.mktemp("engines")
-    return {ranks: _run(ranks, folder) for ranks in RANKS}
-
-
-def _run(ranks: int, folder: Path) -> dict[str, Any]:
-    agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    words = [SCRIPT, str(folder / "store"), str(folder / str(ranks))]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *agent, *words], capture_output=True, text=True, env=env, timeout=300
-    )
-    lines = [x for x in done.stdout.splitlines() if x.startswith("FOUND ")]
-    assert lines, (done.stdout + done.stderr)[-3000:]
-    assert len(done.stdout.splitlines()) == len(lines), "a library writes to standard output"
-    return json.loads(lines[0].removeprefix("FOUND "))
+    return {
+        ranks: runs.found(SCRIPT, ranks, folder / "store", folder / str(ranks), quiet=True)
+        for ranks in RANKS
+    }
 
 
 def curve(case: dict[str, Any], name: str, first: int = 1) -> list[float]:

@@ -80,6 +80,23 @@ def run(ranks: int, run_dir: Path, *words: str, torchrun: tuple[str, ...] = ()) 
     return finish(start(ranks, run_dir, *words, torchrun=torchrun))
 
 
+def found(script: str, ranks: int, *words: Any, quiet: bool = False) -> dict[str, Any]:
+    """What a script of ours prints after FOUND, run by torchrun; quiet: and nothing beside."""
+    agent = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    done = subprocess.run(
+        [sys.executable, *agent, script, *map(str, words)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        timeout=300,
+    )
+    lines = done.stdout.splitlines()
+    said = [line for line in lines if line.startswith("FOUND ")]
+    assert said, (done.stdout + done.stderr)[-3000:]
+    assert not quiet or lines == said, "a library writes to standard output"
+    return json.loads(said[0].removeprefix("FOUND "))
+
+
 def summary(run_dir: Path) -> dict[str, Any]:
     """summary.json."""
     return json.loads((run_dir / "summary.json").read_text())

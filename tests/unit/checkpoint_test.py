@@ -15,6 +15,7 @@ from fedcore.checkpoint import Checkpoint, candidates
 from fedcore.checkpoint_writer import Checkpoints, Contents, Rows
 from fedcore.errors import ConfigError, ShardError, StorageError
 from fedcore.server.comm import LocalComm
+from tests.damage import flip
 from tests.toy import ToyData, toy_group, toy_order
 
 DATA = ToyData([8, 6, 5])
@@ -96,10 +97,7 @@ def test_half_a_directory_of_a_dead_writer_is_no_checkpoint(tmp_path: Path) -> N
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
-    file = folder / "clients-00000.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
+    flip(folder / "clients-00000.safetensors", at=-1)
     with pytest.raises(ShardError, match=r"clients-00000\.safetensors.*sha256"):
         Checkpoint(folder).load_into(trained([0]).state, [0])
 

@@ -152,7 +152,7 @@ def test_a_rank_that_lives_but_does_not_end_its_step_is_named(
 
 
 def of(node: str, **other: object) -> dict[str, object]:
-    same = dict.fromkeys(facts.SAME, "1") | {"node": node, "cores": [0, 1], "card": ""}
+    same = dict.fromkeys(facts.SAME, "1") | {"node": node, "cores": [0, 1], "gpu": ""}
     return same | other
 
 
@@ -171,9 +171,9 @@ def test_a_node_without_cards_beside_one_with_them_is_named() -> None:
 
 
 def test_two_ranks_on_one_card_are_bad() -> None:
-    everyone = [of("n1", card="GPU-1"), of("n1", card="GPU-1"), of("n1", card="GPU-2")]
+    everyone = [of("n1", gpu="GPU-1"), of("n1", gpu="GPU-1"), of("n1", gpu="GPU-2")]
     (check,) = [check for check in facts.alike(everyone, 1) if check.bad]
-    assert check.detail == "ranks 0-1 use one card"
+    assert check.detail == "ranks 0-1 use one GPU"
 
 
 def test_more_threads_than_cores_are_told() -> None:

@@ -202,7 +202,7 @@ def test_a_card_that_others_use_and_one_with_errors_are_told() -> None:
     driver, ecc = machine.driver_of("0, 550.1, 0\n1, 550.1, 3\n")
     assert driver.detail == "550.1"
     assert ecc.bad
-    assert "card 1 (3)" in ecc.detail
+    assert "GPU 1 (3)" in ecc.detail
     assert all(check.ok for check in machine.driver_of("0, 550.1, [N/A]\n"))
 
 

@@ -40,7 +40,7 @@ def trained(folder: Path, *changes: str) -> Path:
     settings = [*QUIET, f"data.store={folder / 'store'}", "rounds=2", "clients.per_round=2"]
     config = load_config("smoke", [*settings, *changes])
     run = folder / "run"
-    assert Job(Request(config, "smoke", run, True, "never", False, False))() == 0
+    assert Job(Request(config, "smoke", run, "never"))() == 0
     return run
 
 
@@ -55,13 +55,10 @@ def exported(run: Path, out: Path, *words: str) -> Path:
     return out
 
 
-def test_set(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def of_the_test_split(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
     store = store_dir(RunConfig.load(run / "config.yaml"))
     manifest = Manifest.load(store)
     return read_part(store, manifest, manifest.test)
-
-
-test_set.__test__ = False  # type: ignore[attr-defined]
 
 
 def read_as_documented(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -69,7 +66,7 @@ def read_as_documented(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch)
     for what in ("averaged", "ensemble"):
         exported(run, folder / f"{what}.safetensors", "--what", what)
     monkeypatch.chdir(folder)
-    images, labels = test_set(run)
+    images, labels = of_the_test_split(run)
     names: dict[str, Any] = {"images": images, "labels": labels}
     exec(BLOCKS[0], names)
     return names
@@ -119,7 +116,7 @@ def test_onnx_agrees_with_torch_for_any_number_of_images(run: Path, tmp_path: Pa
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     network, session = Network(tensors, facts).eval(), onnxruntime.InferenceSession(str(out))
     assert json.loads(session.get_modelmeta().custom_metadata_map["fedcore"]) == facts
-    images, _ = test_set(run)
+    images, _ = of_the_test_split(run)
     for count in (1, 2, 77):
         with torch.no_grad():
             wanted = network(images[:count])
@@ -228,7 +225,7 @@ def test_of_a_run_with_a_damaged_newest_checkpoint_the_one_before_is_exported(
 
 def test_a_run_in_fp64_is_read_out_in_fp64(tmp_path: Path) -> None:
     run = trained(tmp_path, "precision=fp64", "rounds=1")
-    images, labels = test_set(run)
+    images, labels = of_the_test_split(run)
     said = json.loads((run / "summary.json").read_text())["accuracy"]
     for what, readout in (("averaged", "averaged"), ("ensemble", "feature_ensemble")):
         model = Exported.load(exported(run, tmp_path / f"{what}.safetensors", "--what", what))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +11,7 @@ from fedcore.server.comm import LocalComm
 from fedcore.server.pause import Pauses, Wish
 from launcher import heartbeat
 from launcher.heartbeat import Heartbeat
+from tests.procs.runs import wait_for
 
 
 class DictStore:
@@ -30,13 +30,6 @@ class DictStore:
         return all(key in self.held for key in keys)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Pauses]:
     """The wishes of three ranks with a heartbeat each."""
@@ -53,12 +46,12 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Pauses]:
 def test_a_stop_asked_of_one_rank_stops_all(ranks: list[Pauses]) -> None:
     assert [p.wish() for p in ranks] == [Wish.GO_ON] * 3
     ranks[2].stop_requested = True
-    until(lambda: all(p.wish() is Wish.STOP for p in ranks))
+    wait_for(lambda: all(p.wish() is Wish.STOP for p in ranks), "all to hear of it", 10)
 
 
 def test_trouble_of_one_rank_lets_all_meet(ranks: list[Pauses]) -> None:
     ranks[1].alarm = True
-    until(lambda: all(p.wanted() for p in ranks))
+    wait_for(lambda: all(p.wanted() for p in ranks), "all to hear of it", 10)
     for pauses in ranks:  # a list goes on with its next run
         pauses.begin(None)
     time.sleep(0.2)
@@ -68,7 +61,7 @@ def test_trouble_of_one_rank_lets_all_meet(ranks: list[Pauses]) -> None:
 def test_the_clock_of_the_leading_rank_asks_all_for_a_checkpoint_once(ranks: list[Pauses]) -> None:
     for pauses in ranks:
         pauses.begin(0.0005)
-    until(lambda: all(p.wish() is Wish.SAVE for p in ranks))
+    wait_for(lambda: all(p.wish() is Wish.SAVE for p in ranks), "all to hear of it", 10)
     ranks[0].begin(None)  # no more of them
     time.sleep(0.2)
     for pauses in ranks:

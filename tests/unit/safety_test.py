@@ -308,7 +308,7 @@ def test_a_run_is_private_and_what_was_there_keeps_its_mode(tmp_path: Path) -> N
     before = os.umask(0o022)
     try:
         run = tmp_path / "runs" / "x"
-        assert Job(Request(config, "smoke", run, True, "never", False, False))() == 0
+        assert Job(Request(config, "smoke", run, "never"))() == 0
         assert run.stat().st_mode & 0o777 == 0o700
         assert run.parent.stat().st_mode & 0o777 == 0o755, "the way to the target files"
         Listing(run / "x.json", tmp_path / "targets", [(0, "node", "node:1")], "x")

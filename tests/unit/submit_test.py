@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from launcher import cli, slurm
 from launcher.commands import app
 from launcher.submit_plan import merged, plan
 from launcher.submit_script import Resources, Script, container_words, report_script, run_script
+from tests.procs.runs import wait_for
 
 CPU = ("--gpus-per-node", "0")
 
@@ -136,7 +136,7 @@ def test_the_job_trains_what_the_training_command_would(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(found.config)
     assert cli.load_config("config.yaml") == cli.load_config("smoke", overrides)
     words = ["--config", "smoke", "--set", *overrides]
-    assert found.out == cli.request(cli.parser().parse_args(words)).run_dir.absolute()
+    assert found.out == cli.parse(words).run_dir.absolute()
 
 
 def test_experiments_lie_on_top_of_the_configuration() -> None:
@@ -219,10 +219,7 @@ def test_a_run_that_someone_is_at_is_running(tmp_path: Path) -> None:
     (run / "config.yaml").write_text(cli.load_config("smoke").dump())
     holder = subprocess.Popen(["flock", "--no-fork", str(run / ".lock"), "sleep", "60"])
     try:
-        until = time.monotonic() + 10
-        while "running" not in call("jobs").stdout and time.monotonic() < until:
-            time.sleep(0.1)
-        assert "running" in call("jobs").stdout
+        wait_for(lambda: "running" in call("jobs").stdout, "the run to be running", 10)
     finally:
         holder.kill()
         holder.wait(timeout=10)

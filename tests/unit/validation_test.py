@@ -44,7 +44,7 @@ def finished(raw: Path, folder: Path, *changes: str) -> Path:
     config = load_config("smoke", [*SETTINGS, *places, *changes])
     prepare.make(config)
     run = folder / "run"
-    assert Job(Request(config, "smoke", run, True, "never", False, False))() == 0
+    assert Job(Request(config, "smoke", run, "never"))() == 0
     return run
 
 

@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,11 @@ import torch
 from data_shards import stream
 from data_shards.blocks import read_block
 from fedcore.errors import ShardError
+from tests.procs.runs import wait_for
 from tests.unit.data_shards.faulty import BOTH
 from tests.unit.data_shards.reading_test import LANES, data, equal, folder
 
 __all__ = ["folder"]  # the fixture
-
-
-def wait_for(reached: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def threads_of(streamed: Any) -> set[threading.Thread]:
@@ -78,7 +71,7 @@ def test_its_first_tars_are_read_before_it_is_asked_for_and_once(
     streamed = data(folder, [0, 4], streaming=True, workers=1)
     streamed.ahead([0, 4], 0, 0)
     lane: Any = streamed._announced[1]  # type: ignore[index]
-    wait_for(lambda: all(client.windows.future.done() for client in lane.clients))
+    wait_for(lambda: all(client.windows.future.done() for client in lane.clients), "windows", 10)
     # a window of 9 samples is in at most 4 of the 13 and 6 tars of 4; one and the next are ahead
     assert 2 <= len(opened) <= 2 * (4 + 2)
     assert len(list(streamed.epoch([0, 4], 0, 0))) == 13
@@ -101,7 +94,7 @@ def test_what_was_announced_and_never_came_leaves_no_memory_and_no_thread(folder
     threads = threads_of(streamed)
     del streamed, reader, waiting
     gc.collect()
-    wait_for(lambda: not any(thread.is_alive() for thread in threads))
+    wait_for(lambda: not any(thread.is_alive() for thread in threads), "threads to end", 10)
     assert lanes[-1]() is None
 
 

@@ -37,7 +37,7 @@ def test_the_identity_changes_nothing() -> None:
     close(apply(IMAGES, changed(), "natural"), IMAGES)
 
 
-def test_flip() -> None:
+def test_a_flip_mirrors_the_width() -> None:
     close(apply(IMAGES, changed(scale_x=-1.0), "natural"), IMAGES.flip(3))
 
 
@@ -62,7 +62,7 @@ def test_beside_a_digit_there_is_black_ground() -> None:
     assert (apply(ones, changed(shift_x=1.0), "digits")[..., -4:] == 0).all()
 
 
-def test_rotation_by_a_quarter_turn() -> None:
+def test_a_quarter_turn_is_torchs() -> None:
     close(apply(IMAGES, changed(angle=math.pi / 2), "digits"), IMAGES.rot90(1, (2, 3)), 1e-4)
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, ShardError
 from launcher import prepare
 from launcher.commands import app
+from tests.procs.runs import wait_for
 
 pytestmark = pytest.mark.broad
 
@@ -138,9 +138,7 @@ def test_a_writer_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
     sets = [word for key in words for word in ("--set", key)]
     command = [sys.executable, "-c", "from launcher.commands import app; app()"]
     process = subprocess.Popen([*command, "shards", "make", "default", *sets])
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob(".*.part/client_0000*")) and time.monotonic() < until:
-        time.sleep(0.1)
+    wait_for(lambda: [*tmp_path.glob(".*.part/client_0000*")], "a client to be written")
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 128 + signal.SIGTERM

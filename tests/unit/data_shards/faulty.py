@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from data_shards.manifest import NAME, Manifest
+from data_shards.manifest import NAME
 from data_shards.read import ShardedData
 from data_shards.sources import Arrays, Source
 from data_shards.write import Dealt, write
+from tests.unit.data_shards.toy_store import sharded
 from tests.unit.safety_test import tar_of
 
 SHAPE = (3, 8, 8)
@@ -35,11 +35,7 @@ def made(tmp_path: Path) -> Path:
 
 
 def data(folder: Path, *, streaming: bool, workers: int = 2) -> ShardedData:
-    manifest = Manifest.load(folder)
-    more: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
-    more |= {"batch_size": 4, "views": 1, "seed": 0, "augment": False, "shuffle_buffer": 4}
-    more["workers"], clients = workers, range(len(manifest.clients))
-    return ShardedData(folder, manifest, clients, streaming=streaming, **more)
+    return sharded(folder, streaming=streaming, workers=workers, shuffle_buffer=4)
 
 
 def epochs(folder: Path, streaming: bool) -> int:

@@ -17,7 +17,6 @@ from filelock import FileLock
 from typer.testing import CliRunner
 
 from data_shards.manifest import Manifest
-from data_shards.read import ShardedData
 from data_shards.resident import read_part
 from data_shards.sources import Arrays, Source
 from data_shards.tars import problems
@@ -26,6 +25,8 @@ from fedcore.config import RunConfig
 from fedcore.errors import ShardError, StorageError
 from launcher import prepare
 from launcher.commands import app
+from tests.damage import flip
+from tests.unit.data_shards.toy_store import sharded
 
 call = CliRunner().invoke
 DRAWS = np.random.default_rng(0)
@@ -55,12 +56,6 @@ def config(store: Path, **data: object) -> RunConfig:
 
 def words(store: Path) -> list[str]:
     return ["default", "--set", "data.source=digits", "--set", f"data.store={store}"]
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("damaged", ["client_00001/00000.tar", "test/00000.tar", "manifest.json"])
@@ -209,17 +204,8 @@ def test_shards_are_read_alike_on_any_rank(tmp_path: Path, monkeypatch) -> None:
 
 def test_a_client_without_samples_is_in_no_batch_of_a_lane(tmp_path: Path) -> None:
     folder = toy(tmp_path / "toy")
-    data = ShardedData(
-        folder,
-        Manifest.load(folder),
-        [0, 1],
-        batch_size=5,
-        views=2,
-        seed=0,
-        device=torch.device("cpu"),
-        dtype=torch.float64,
-        augment=True,
-    )
+    more = {"batch_size": 5, "views": 2, "dtype": torch.float64, "augment": True}
+    data = sharded(folder, [0, 1], **more)
     assert not list(data.epoch([1], 0, 0))
     alone, lane = list(data.epoch([0], 0, 0)), list(data.epoch([0, 1], 0, 0))
     assert len(lane) == data.steps(0) == 3

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from data_shards.manifest import NAME, Manifest
-from data_shards.read import ShardedData
 from data_shards.tars import problems, samples_of
 from data_shards.text.manifest import TokenManifest
 from data_shards.text.read import TokenStream
 from fedcore.errors import ShardError
+from tests.damage import flip
 from tests.unit.data_shards.faulty import (
     BOTH,
     data,
@@ -31,18 +30,13 @@ from tests.unit.data_shards.faulty import (
     second,
 )
 from tests.unit.data_shards.text_shards_test import make
+from tests.unit.data_shards.toy_store import sharded
 from tests.unit.safety_test import tar_of
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return made(tmp_path)
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def pipe(path: Path) -> None:
@@ -267,9 +261,6 @@ def test_another_rank_s_files_may_be_anything(folder: Path) -> None:
     edited(folder, lambda s: s["clients"].__setitem__(1, json.loads(text)))
     shutil.copytree(folder / "client_00000", folder / "client_00001")
     pipe(folder / "client_00001/00001.tar")
-    manifest = Manifest.load(folder)
-    more: dict[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
-    more |= {"batch_size": 4, "views": 1, "seed": 0, "augment": False, "streaming": True}
-    assert len(list(ShardedData(folder, manifest, [0], **more).epoch([0], 0, 0))) == 3
+    assert len(list(sharded(folder, [0], streaming=True).epoch([0], 0, 0))) == 3
     with pytest.raises(ShardError, match=r"client_00001/00001\.tar: no plain file"):
-        ShardedData(folder, manifest, [1], **more)
+        sharded(folder, [1], streaming=True)

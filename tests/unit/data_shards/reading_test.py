@@ -22,7 +22,8 @@ from data_shards.read import ShardedData
 from data_shards.write import Dealt
 from fedcore.batch import Batch
 from fedcore.errors import ShardError
-from tests.unit.data_shards.toy_store import SIZES, parts, stored
+from tests.damage import flip
+from tests.unit.data_shards.toy_store import SIZES, parts, sharded, stored
 
 pytestmark = pytest.mark.broad
 
@@ -35,17 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def data(folder: Path, clients: list[int] | None = None, **other: Any) -> ShardedData:
-    usual: dict[str, Any] = {
-        "batch_size": 4,
-        "views": 2,
-        "seed": 5,
-        "device": torch.device("cpu"),
-        "dtype": torch.float64,
-        "augment": True,
-        "shuffle_buffer": 9,
-    }
-    chosen = list(range(len(SIZES))) if clients is None else clients
-    return ShardedData(folder, Manifest.load(folder), chosen, **usual | other)
+    usual = {"views": 2, "seed": 5, "dtype": torch.float64, "augment": True, "shuffle_buffer": 9}
+    return sharded(folder, clients, **usual | other)
 
 
 def equal(one: Batch, other: Batch) -> bool:
@@ -117,10 +109,7 @@ def test_a_tar_damaged_while_it_is_streamed_is_told(folder: Path, tmp_path: Path
     copy = shutil.copytree(folder, tmp_path / "copy")
     streamed = data(copy, streaming=True)
     assert len(list(streamed.epoch([0], 0, 0))) == 13
-    tar = copy / "client_00000" / "00007.tar"
-    content = bytearray(tar.read_bytes())
-    content[1600] ^= 1
-    tar.write_bytes(content)
+    flip(copy / "client_00000" / "00007.tar", at=1600)
     with pytest.raises(ShardError, match=r"client_00000/00007\.tar: damaged"):
         list(streamed.epoch([0], 0, 0))
 

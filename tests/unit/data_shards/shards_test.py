@@ -22,6 +22,7 @@ from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, ShardError, StorageError
 from launcher import prepare
 from launcher.commands import app
+from tests.unit.data_shards.toy_store import sharded
 
 pytestmark = pytest.mark.broad
 
@@ -51,18 +52,8 @@ def folder(tmp_path: Path) -> Path:
 def data(
     folder: Path, clients: list[int], *, augment: bool = True, batch: int = 4, **other: Any
 ) -> ShardedData:
-    return ShardedData(
-        folder,
-        Manifest.load(folder),
-        clients,
-        batch_size=batch,
-        views=2,
-        seed=0,
-        device=CPU,
-        dtype=torch.float64,
-        augment=augment,
-        **other,
-    )
+    usual = {"batch_size": batch, "views": 2, "dtype": torch.float64, "augment": augment}
+    return sharded(folder, clients, **usual | other)
 
 
 def test_samples_come_back_bit_for_bit(folder: Path) -> None:
@@ -256,7 +247,7 @@ def test_a_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist5k"])
-def test_bundled_sources(name: str) -> None:
+def test_bundled_sources_are_whole_and_no_image_is_in_both_splits(name: str) -> None:
     source = SOURCES.get(name)
     train, test = source.load(None, Split.TRAIN), source.load(None, Split.TEST)
     for samples in (train, test):

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from data_shards.folder import Folder
+from data_shards.manifest import Manifest
+from data_shards.read import ShardedData
 from data_shards.sources import Arrays, Source
 from data_shards.write import Dealt, write
 
@@ -34,3 +39,12 @@ def stored(place: Path, dealt: Sequence[Dealt]) -> Path:
         patch.setattr("data_shards.tar_writer.SHARD_BYTES", 4 * 2048)
         write(place, "toy", SOURCE, arrays(), arrays(), dealt, {"name": "by hand"})
     return place
+
+
+def sharded(folder: Folder, clients: Sequence[int] | None = None, **other: Any) -> ShardedData:
+    """What reads these clients (all of them, unless given) of any folder of shards, as told."""
+    usual: dict[str, Any] = {"batch_size": 4, "views": 1, "seed": 0, "augment": False}
+    usual |= {"device": torch.device("cpu"), "dtype": torch.float32}
+    manifest = Manifest.load(folder)
+    chosen = range(len(manifest.clients)) if clients is None else clients
+    return ShardedData(folder, manifest, chosen, **usual | other)

@@ -18,11 +18,10 @@ from data_shards import stream
 from data_shards.blocks import read_block
 from data_shards.manifest import Manifest
 from data_shards.partition import with_validation
-from data_shards.read import ShardedData
 from data_shards.validation import ValidationSamples
 from data_shards.write import Dealt
 from fedcore.errors import ShardError
-from tests.unit.data_shards.toy_store import SIZES, arrays, parts, stored
+from tests.unit.data_shards.toy_store import SIZES, arrays, parts, sharded, stored
 
 ASIDE = {0: 15, 2: 3, 4: 7}  # clients 1 and 3 have none
 
@@ -94,9 +93,7 @@ def test_no_client_trains_on_what_any_is_evaluated_on(folder: Path) -> None:
 
 def test_a_run_trains_on_none_of_them(folder: Path) -> None:
     """Images are all different, so what an epoch shows tells what is in it."""
-    settings: dict[str, Any] = {"batch_size": 4, "views": 1, "seed": 5, "augment": False}
-    settings |= {"device": torch.device("cpu"), "dtype": torch.float64}
-    data, found = ShardedData(folder, Manifest.load(folder), [0], **settings), samples(folder)
+    data, found = sharded(folder, [0], dtype=torch.float64), samples(folder)
     shown = torch.cat([b.images[0, 0] for b in data.epoch([0], 0, 0)]).flatten(1).tolist()
     aside = all_of(found, 0, 8)[0].flatten(1).tolist()
     assert len({tuple(x) for x in shown}) == 35

@@ -28,6 +28,7 @@ from data_shards.write import Dealt, write
 from fedcore.config import RunConfig
 from fedcore.errors import ShardError, StorageError
 from launcher import prepare
+from tests import damage
 from tests.unit.fuzz.shards_fuzz_test import FILES, file_of
 
 pytestmark = pytest.mark.broad
@@ -199,11 +200,8 @@ def test_a_store_that_is_a_file_is_told(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MB and 300 files."""
-    disk, options = tmp_path / "disk", "size=1m,nr_inodes=300"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with damage.small_disk(tmp_path / "disk", "size=1m,nr_inodes=300") as disk:
+        yield disk
 
 
 @pytest.mark.root
@@ -218,7 +216,7 @@ def test_a_disk_that_is_really_full_is_told_soon(small_disk: Path) -> None:
         grey(store / "toy", arrays(), [np.array([k % 40]) for k in range(10_000)])
     assert time.monotonic() - start < 20
     assert not [path for path in store.iterdir() if path.is_dir()]
-    subprocess.run(["mount", "-o", "remount,size=64m,nr_inodes=9000", str(small_disk)], check=True)
+    damage.remount(small_disk, "size=64m,nr_inodes=9000")
     folder = prepare.make(config(store))
     assert not problems(folder, Manifest.load(folder))
 
@@ -226,15 +224,15 @@ def test_a_disk_that_is_really_full_is_told_soon(small_disk: Path) -> None:
 @pytest.mark.root
 def test_a_store_that_may_only_be_read(small_disk: Path) -> None:
     """Whole shards are used, also by `make`; damaged or missing ones are told."""
-    subprocess.run(["mount", "-o", "remount,size=64m,nr_inodes=9000", str(small_disk)], check=True)
+    damage.remount(small_disk, "size=64m,nr_inodes=9000")
     folder = prepare.make(config(small_disk))
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    damage.remount(small_disk, "ro")
     assert prepare.make(config(small_disk), repair=True) == folder
     with pytest.raises(StorageError, match=r"Read-only file system.*data\.store"):
         prepare.make(config(small_disk, alpha=0.7))
-    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    damage.remount(small_disk, "rw")
     (folder / "test/00000.tar").unlink()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    damage.remount(small_disk, "ro")
     with pytest.raises(StorageError, match=r"Read-only file system.*data\.store"):
         prepare.make(config(small_disk), repair=True)
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from data_shards import rawtar
 from data_shards.blocks import _by_member
 from data_shards.manifest import NAME, Manifest
-from data_shards.read import ShardedData, TestSamples
+from data_shards.read import TestSamples
 from data_shards.samples import EXTENSIONS, Extension, File, Files
 from data_shards.sources import Arrays, Source
 from data_shards.tars import problems
@@ -34,6 +34,7 @@ from fedcore.errors import FedError, ShardError
 from launcher.commands import app
 from launcher.shard_tables import remarks, table
 from tests.unit.data_shards.text_shards_test import make
+from tests.unit.data_shards.toy_store import sharded
 from tests.unit.fuzz.hostile import REFUSED, bytes_changed, cases, json_changed, read
 
 pytestmark = pytest.mark.broad
@@ -75,17 +76,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def sharded(folder: Path, *, streaming: bool) -> ShardedData:
-    usual: dict[str, Any] = {"batch_size": 4, "views": 1, "seed": 0, "augment": False}
-    usual |= {"device": torch.device("cpu"), "dtype": torch.float32, "shuffle_buffer": 5}
-    manifest = Manifest.load(folder)
-    clients = range(len(manifest.clients))
-    return ShardedData(folder, manifest, clients, streaming=streaming, workers=2, **usual)
-
-
 def batches(folder: Path, *, streaming: bool) -> list[torch.Tensor]:
     """An epoch of every client, after it was read."""
-    data = sharded(folder, streaming=streaming)
+    data = sharded(folder, streaming=streaming, workers=2, shuffle_buffer=5)
     count = len(Manifest.load(folder).clients)
     return [x for k in range(min(count, 4)) for batch in data.epoch([k], 0, 0) for x in batch]
 

@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import pytest
 from fedcore.errors import ConfigError
 from fedcore.telemetry import endpoint
 from fedcore.telemetry.endpoint import Endpoint, Listening, Page, Part
+from tests.procs.runs import wait_for
 
 pytestmark = pytest.mark.broad
 
@@ -115,13 +116,6 @@ def test_two_hundred_readers_at_once_are_all_served_from_one_page() -> None:
     assert len(made) < 40, "a page is given out again for a moment"
 
 
-def until(condition: Callable[[], object], limit: float = 10.0) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def threads() -> int:
     """Of servers."""
     return sum("process_request" in thread.name for thread in threading.enumerate())
@@ -132,10 +126,10 @@ def test_silent_connections_make_way_and_are_thrown_out(monkeypatch: pytest.Monk
     with serving() as served:
         silent = [raw(served) for _ in range(60)]
         assert ask(served) == PAGE, "sixty who say nothing do not keep out one who asks"
-        until(lambda: threads() <= 10)
+        wait_for(lambda: threads() <= 10, "threads", 10)
         monkeypatch.setattr(endpoint, "PATIENCE", 0.1)
         assert all(map(is_over, silent))
-    until(lambda: threads() == 0)
+    wait_for(lambda: threads() == 0, "threads", 10)
 
 
 def test_readers_of_a_page_that_does_not_come_are_refused_and_are_not_too_many(
@@ -158,7 +152,7 @@ def test_readers_of_a_page_that_does_not_come_are_refused_and_are_not_too_many(
             ask(found)  # 503, or one too many
         comes.set()
         assert all(map(is_over, waiting))
-        until(lambda: threads() == 0)
+        wait_for(lambda: threads() == 0, "threads", 10)
         assert ask(found) == PAGE
     finally:
         found.close()
@@ -196,8 +190,8 @@ def test_a_reader_that_does_not_read_is_thrown_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(endpoint, "PATIENCE", 2.0)
     with serving(b"x" * 50_000_000) as served:
         deaf = raw(served, b"GET /metrics HTTP/1.1\r\n\r\n")
-        until(lambda: threads() == 1)  # it waits to be rid of the page
-        until(lambda: threads() == 0)
+        wait_for(lambda: threads() == 1, "threads", 10)  # it waits to be rid of the page
+        wait_for(lambda: threads() == 0, "threads", 10)
         deaf.close()
 
 
@@ -285,7 +279,8 @@ def test_a_page_of_parts_is_one_and_is_known_by_its_number_when_it_is_read() -> 
     try:
         assert ask(found) == b"".join(parts)
         assert gzip.decompress(ask(found, Accept_Encoding="gzip")) == b"".join(parts)
-        until(lambda: len(given) == 2)  # the reader has it before the server knows
+        # the reader has it before the server knows
+        wait_for(lambda: len(given) == 2, "two pages", 10)
     finally:
         found.close()
     assert sorted(given) == [5, 6]
@@ -346,7 +341,7 @@ def test_tls_answers_in_tls_only(
         stuck = [raw(served) for _ in range(5)]  # who never begins the handshake
         assert ask(served, context=trusting) == PAGE
         assert is_over(raw(served, b"GET /metrics HTTP/1.1\r\n\r\n"))
-        until(lambda: threads() == 5)
+        wait_for(lambda: threads() == 5, "threads", 10)
         monkeypatch.setattr(endpoint, "PATIENCE", 0.1)
         assert all(map(is_over, stuck)), "long before they have been silent for long"
 

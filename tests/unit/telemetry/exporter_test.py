@@ -24,6 +24,7 @@ from fedcore.config import MetricsConfig
 from fedcore.errors import ConfigError
 from fedcore.telemetry import exporter
 from fedcore.telemetry.exporter import Exporter
+from tests.procs.runs import wait_for
 
 pytestmark = pytest.mark.broad
 
@@ -38,13 +39,6 @@ def made(told: list[str] | None = None) -> Exporter:
 def ask(port: int) -> bytes:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return answer.read()
-
-
-def until(condition: Callable[[], object], limit: float = 10.0) -> None:
-    deadline = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def is_refused(port: int) -> bool:
@@ -63,7 +57,7 @@ def test_who_waits_for_a_reader_waits_for_one_of_the_numbers_as_they_are_now(
     try:
         assert not served.is_read(within=60)
         assert b"fedcore_round 3.0" in ask(served.port)
-        until(lambda: served.is_read(within=60))
+        wait_for(lambda: served.is_read(within=60), "a reader", 10)
         assert not served.wait_for_reader(0.05), "the one before does not count"
         with subprocess.Popen([sys.executable, "-c", _READER.format(served.port)]) as reader:
             assert served.wait_for_reader(30)
@@ -97,7 +91,7 @@ def test_it_is_started_again_once_where_it_was_and_its_end_is_no_trouble() -> No
     assert ask(served.port)
     for number, words in enumerate(("was started again", "no longer served")):
         os.kill(served._process.process.pid, signal.SIGKILL)
-        until(lambda number=number: len(told) > number)
+        wait_for(lambda number=number: len(told) > number, "a warning", 10)
         assert words in told[number]
         assert is_refused(served.port) is bool(number)
     began = time.monotonic()
@@ -115,7 +109,7 @@ def test_it_goes_when_its_rank_is_killed() -> None:
     assert b"fedcore_round" in ask(port)
     rank.kill()
     rank.wait()
-    until(lambda: is_refused(port))
+    wait_for(lambda: is_refused(port), "the port to close", 10)
 
 
 _RANK = """
@@ -169,7 +163,7 @@ def test_without_descriptors_it_neither_spins_nor_stays_shut() -> None:
             before = cpu_seconds(pid)
             time.sleep(1)
             assert cpu_seconds(pid) - before < 0.5
-            until(lambda: not is_refused(served.port))
+            wait_for(lambda: not is_refused(served.port), "the port to open", 10)
     finally:
         served.close()
 

@@ -92,11 +92,12 @@ def test_warnings_carry_the_present_round() -> None:
     assert (warning.record()["round"], warning.record()["message"]) == (7, "hot")
 
 
-def test_no_sinks_no_trouble() -> None:
+def test_telemetry_without_sinks_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry = Telemetry()
     telemetry.trained(1)
     telemetry.warn("nobody hears")
     telemetry.close()
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

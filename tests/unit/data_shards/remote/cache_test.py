@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,8 @@ from data_shards.sources import Arrays
 from data_shards.tars import check
 from data_shards.write import Dealt, write
 from fedcore.errors import ShardError, StorageError
-from tests.unit.data_shards.prepare_test import SOURCE, flip
+from tests.damage import flip, remount
+from tests.unit.data_shards.prepare_test import SOURCE
 from tests.unit.data_shards.remote.toys import (
     FILE,
     first,
@@ -126,11 +126,11 @@ def test_a_full_cache_is_told_and_left_empty(web: Web, tmp_path: Path, small_dis
 
 @pytest.mark.root
 def test_a_read_only_cache_serves_what_it_has(web: Web, tmp_path: Path, small_disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,size=1m", str(small_disk)], check=True)
+    remount(small_disk, "size=1m")
     place = remote(web, tmp_path)
     shard, other = first(place), Manifest.load(place).test.shards[0]
     check(place, shard)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    remount(small_disk, "ro")
     assert check(place, shard).is_file()
     different = other.model_copy(update={"sha256": "0" * 64})
     with pytest.raises(StorageError, match=r"Read-only.*data\.cache"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from data_shards import folder as folders
 from data_shards.sources import Arrays
 from data_shards.write import Dealt, write
 from launcher import prepare_text
+from tests import damage
 from tests.unit.data_shards.prepare_test import SOURCE, toy
 from tests.unit.data_shards.remote.toys import (
     words_of,
@@ -52,11 +52,8 @@ def large(tmp_path: Path) -> Iterator[Web]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 kB."""
-    disk = tmp_path / "cache"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(disk)], check=True)
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
+    with damage.small_disk(tmp_path / "cache", "size=8k") as disk:
+        yield disk
 
 
 @pytest.fixture

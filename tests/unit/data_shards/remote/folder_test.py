@@ -10,7 +10,6 @@ import torch
 
 from data_shards import folder as folders
 from data_shards.manifest import Manifest
-from data_shards.read import ShardedData
 from data_shards.resident import read_part
 from data_shards.tars import problems
 from fedcore.config import RunConfig
@@ -18,7 +17,7 @@ from fedcore.errors import ConfigError, ShardError
 from launcher import cli, prepare, prepare_text
 from launcher.commands import app
 from launcher.doctor import shards as doctor
-from tests.unit.data_shards.prepare_test import flip
+from tests.damage import flip
 from tests.unit.data_shards.remote.toys import (
     FILE,
     assert_same_tokens,
@@ -27,6 +26,7 @@ from tests.unit.data_shards.remote.toys import (
     remote,
     words_of,
 )
+from tests.unit.data_shards.toy_store import sharded
 from tests.web import Web, serving
 
 pytestmark = pytest.mark.broad
@@ -53,17 +53,7 @@ def test_a_rank_asks_for_its_own_clients_alone(tmp_path: Path) -> None:
     made = prepare.make(chosen(tmp_path, store=str(tmp_path / "www")))
     with serving(tmp_path / "www") as web:
         place = remote(web, tmp_path, made.name)
-        ShardedData(
-            place,
-            Manifest.load(place),
-            [1],
-            batch_size=5,
-            views=2,
-            seed=0,
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-            augment=False,
-        )
+        sharded(place, [1])
         names = [f"{made.name}/{file}" for file in ("manifest.json", "client_00001/00000.tar")]
         assert web.files() == names
 
