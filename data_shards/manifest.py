@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from data_shards.folder import Folder, words_of
+from data_shards.names import trouble_with
 from fedcore.errors import ShardError
 
 FORMAT_VERSION = 2  # 2: encodings, validation shards; 1 is read too
@@ -99,8 +100,13 @@ class Stored(Record, ABC):
         """All settings that the shards depend on."""
 
     def digest(self) -> str:
-        """SHA-256 of all that the manifest says, the hash of every shard included."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """SHA-256 of all that a run depends on, the hash of every shard included.
+
+        Names of classes are shown and not trained on: shards that were made before manifests had
+        them, and the same made again, are the same data for a run that resumes.
+        """
+        said = self.model_dump_json(exclude={"class_names"})
+        return hashlib.sha256(said.encode()).hexdigest()
 
     def _is_whole(self, clients: int, parts: Mapping[str, Sequence[Shard]]) -> None:
         """As many clients as it was dealt out to; a tar belongs to the part in whose folder it
@@ -136,6 +142,7 @@ class Manifest(Stored):
     kind: Literal["digits", "natural"]
     encoding: Literal["raw", "original"] = "raw"
     classes: int = Field(ge=2)
+    class_names: tuple[str, ...] | None = None  # in the order of labels; None = not known
     shape: tuple[Side, Side, Side]  # channels, height, width
     mean: tuple[Finite, ...]  # per channel, of images in 0...1
     std: tuple[Spread, ...]
@@ -154,6 +161,8 @@ class Manifest(Stored):
         self._is_whole(len(self.clients), parts)
         if not len(self.mean) == len(self.std) == self.shape[0]:
             raise ValueError(f"mean and std are not of {self.shape[0]} channels")
+        if self.class_names is not None and (why := trouble_with(self.class_names, self.classes)):
+            raise ValueError(why)
         self._has_room()
         return self
 

@@ -5,7 +5,7 @@ Readers of a format call these, so that every `ShardError` names the file and th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,6 +66,23 @@ def labels_of(path: Path, labels: ArrayLike, images: int, first: int = 0) -> NDA
         problem = f"labels are {found.dtype} {list(found.shape)} for {images} images"
         raise ShardError(str(path), problem, f"one integer from {first} for each image")
     return flat.astype(np.int64)
+
+
+def texts_of(path: Path, texts: ArrayLike) -> Sequence[str]:
+    """A list of texts, also of UTF-8 bytes as Python 2 pickled them; else `ShardError`."""
+    with reading(path, "a list of texts"):
+        found = np.asarray(texts)
+        found = np.char.decode(found, "utf-8") if found.dtype.kind == "S" else found
+    if found.dtype.kind != "U" or found.ndim != 1:
+        problem = f"class names are {found.dtype} {list(found.shape)}"
+        raise ShardError(str(path), problem, "one text for each class")
+    return [str(text) for text in found]
+
+
+def lines_of(path: Path, way_out: str) -> list[str]:
+    """The lines of a text file (UTF-8) that are not blank, without space around them."""
+    with reading(path, way_out):
+        return [x.strip() for x in path.read_text(encoding="utf-8").splitlines() if x.strip()]
 
 
 def channels_first(path: Path, images: NDArray[np.generic]) -> NDArray[np.uint8]:

@@ -88,6 +88,7 @@ def write(
             kind=source.kind,
             encoding="original" if original else "raw",
             classes=classes,
+            class_names=source.class_names,
             shape=train.shape,
             mean=mean,
             std=std,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -142,7 +143,7 @@ class Exporter:
             "model": facts["model"],
             "mean": mean,  # per channel, of images in 0...1
             "std": std,
-            "labels": None,  # names of the classes: no source says them
+            "labels": self.labels(),  # names of the classes; None = not known
             "clients": sorted(self.samples()),
             "algorithm": self.config.algorithm.name,
             "dataset": self.config.data.source,
@@ -154,20 +155,32 @@ class Exporter:
 
     def normalisation(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation a channel: of the run's shards, or as the dataset says."""
-        folder = store_dir(self.config)
-        wanted = self.checkpoint.facts["config"].get("data (sha256 of the shards)")
-        if isinstance(folder, Remote) or (folder / NAME).is_file():
-            try:
-                manifest = Manifest.load(folder)
-            except FedError:
-                manifest = None
-            if manifest is not None and wanted in (None, manifest.digest()):
-                return list(manifest.mean), list(manifest.std)
+        if self._manifest is not None:
+            return list(self._manifest.mean), list(self._manifest.std)
         source = SOURCES.get(self.config.data.source)
         if source.mean is None or source.std is None:
-            want = "the run's shards, from the working directory that it had"
+            folder, want = store_dir(self.config), "the run's shards, from its working directory"
             raise ConfigError("data.store", str(folder), want, "fedcore shards make")
         return list(source.mean), list(source.std)
+
+    def labels(self) -> list[str] | None:
+        """Names of the classes [C], in the order of labels: of the shards, or of the dataset."""
+        names = self._manifest.class_names if self._manifest is not None else None
+        names = names or SOURCES.get(self.config.data.source).class_names or ()
+        return list(names) if len(names) == self.checkpoint.facts["model"]["classes"] else None
+
+    @cached_property
+    def _manifest(self) -> Manifest | None:
+        """Of the shards that the run was trained on; None if they are not there any more."""
+        folder = store_dir(self.config)
+        wanted = self.checkpoint.facts["config"].get("data (sha256 of the shards)")
+        if not isinstance(folder, Remote) and not (folder / NAME).is_file():
+            return None
+        try:
+            found = Manifest.load(folder)
+        except FedError:
+            return None
+        return found if wanted in (None, found.digest()) else None
 
     def write(self, what: What, form: str, out: Path | None) -> Path:
         """The file, whole; `ConfigError` for what ONNX has no word for."""

@@ -89,7 +89,7 @@ class Federated:
         with together(world.comm):
             if world.comm.rank == 0:
                 counts = [part.label_counts for part in self._opened.clients]
-                run.write_clients(self._opened.classes, counts)
+                run.write_clients(self._opened.classes, counts, self._opened.class_names)
         checkpoints = run.checkpoints_of(self.config, world, "round")
         self.federation = build(self.config, self.store, world, telemetry, checkpoints, identity)
         return self.federation

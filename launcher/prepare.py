@@ -20,7 +20,7 @@ from data_shards.folder import Folder, Remote, folder_of, holds
 from data_shards.manifest import NAME, Manifest
 from data_shards.partition import partition, with_validation
 from data_shards.skew import skewed_by_client, skewed_shape, skewed_test
-from data_shards.sources import SOURCES, Source, Split, checked, loaded
+from data_shards.sources import SOURCES, Source, Split, checked, loaded, named
 from data_shards.write import Dealt, Tick, write
 from fedcore.config import RunConfig
 from fedcore.config_data import DataConfig
@@ -157,7 +157,8 @@ def _given(config: RunConfig, folder: Folder, repair: bool) -> Folder:
 
 
 def _write(config: RunConfig, folder: Path, tick: Tick) -> None:
-    data, source = config.data, SOURCES.get(config.data.source)
+    data = config.data
+    source = named(SOURCES.get(data.source), data.root)
     train, test = loaded(source, data, Split.TRAIN), loaded(source, data, Split.TEST)
     count, seed = config.clients.count, config.partition_seed
     checked(data.source, source, train, test)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from data_shards.names import trouble_with
 from fedcore.checkpoint import remove_halves, write_atomically
 from fedcore.checkpoint_writer import Checkpoints, Unit
 from fedcore.config import RunConfig
@@ -72,9 +73,15 @@ class RunDir:
         """The run's copies of the user's files, in their order."""
         return [self.path / "extensions" / file.name for file in config.extensions]
 
-    def write_clients(self, classes: int, label_counts: Sequence[Sequence[int]]) -> None:
+    def write_clients(
+        self,
+        classes: int,
+        label_counts: Sequence[Sequence[int]],
+        class_names: Sequence[str] | None = None,
+    ) -> None:
         """Store how many samples of each class each client holds, once a run begins. [N][C]."""
-        facts = {"classes": classes, "label_counts": [list(row) for row in label_counts]}
+        counts = [list(row) for row in label_counts]
+        facts = {"classes": classes, "class_names": class_names, "label_counts": counts}
         with storage(self.path):
             write_atomically(self.path / "clients.json", json.dumps(facts) + "\n")
 
@@ -85,6 +92,15 @@ class RunDir:
             return rows if all(_are_counts(row) for row in rows) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+    def read_class_names(self, classes: int) -> list[str] | None:
+        """Names of so many classes; None if the run does not say any."""
+        try:
+            names = read_json(self.path / "clients.json")["class_names"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        are_texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        return names if are_texts and trouble_with(names, classes) is None else None
 
     @property
     def label(self) -> str:

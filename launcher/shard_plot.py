@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from fedcore.telemetry.history import Array
 from fedcore.telemetry.plots import BLUE, GREEN, frame, plain_text, save
 from launcher.report.draw import WIDE, heat, whole_numbers
 from launcher.shard_tables import label_counts, sizes_of_text
-from launcher.words import count
+from launcher.words import count, shortened
 
 if TYPE_CHECKING:  # loaded on use: it takes half a second
     from matplotlib.axes import Axes
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # loaded on use: it takes half a second
 
 ORDERED = 60  # clients up to which they stand by id; more are sorted
 WRITTEN = (20, 20)  # clients and classes up to which the counts are written into the cells
+ABREAST = 120  # characters, in all, of class names that have room beside each other
 ROWS = 500  # of a heat map: of more clients, neighbours in the order share one
 SAID = {  # in the title, of the settings
     "alpha": "α =",
@@ -37,7 +39,7 @@ def plot(manifest: Manifest | TokenManifest, out: Path) -> Path:
     if manifest.kind == "tokens":
         figure = text_bars(sizes_of_text(manifest)[:, :2], title(manifest))
     else:
-        figure = class_map(label_counts(manifest), title(manifest))
+        figure = class_map(label_counts(manifest), title(manifest), manifest.class_names)
     try:
         return save(figure, out)
     except (OSError, ValueError) as error:
@@ -59,8 +61,8 @@ def title(manifest: Manifest | TokenManifest) -> str:
 # -- images
 
 
-def class_map(counts: Array, title: str) -> Figure:
-    """The heat map of the samples of each client and class. counts: [N, C]."""
+def class_map(counts: Array, title: str, names: Sequence[str] | None = None) -> Figure:
+    """The heat map of the samples of each client and class. counts: [N, C]; names: [C]."""
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure  # no pyplot: it keeps state and may want a display
 
@@ -74,6 +76,8 @@ def class_map(counts: Array, title: str) -> Figure:
     small = many <= WRITTEN[0] and classes <= WRITTEN[1]
     image = heat(axes, np.where(rows > 0, rows, np.nan), ".0f" if small else None, **look)
     _ticks(axes, many, classes, title)
+    if classes <= WRITTEN[1]:
+        _name(axes, names or [str(label) for label in range(classes)])
     unit = "samples" if each == 1 else f"samples, mean of {each} clients"
     figure.colorbar(image, ax=axes, label=unit, pad=0.01, aspect=30, format="{x:,g}")
     return figure
@@ -103,12 +107,19 @@ def _ticks(axes: Axes, many: int, classes: int, title: str) -> None:
     axes.set_xlabel("class", fontsize=9)
     axes.set_ylabel("client" if many <= ORDERED else f"{many:,} clients, sorted", fontsize=9)
     whole_numbers(axes)
-    if classes <= WRITTEN[1]:
-        axes.set_xticks(range(classes))
     if many <= ORDERED:
         axes.set_yticks(range(0, many, 1 if many <= 24 else 5))
     else:
         axes.set_yticks([])
+
+
+def _name(axes: Axes, names: Sequence[str]) -> None:
+    """Write the classes below their columns, long names of many classes at a slant."""
+    texts = [plain_text(shortened(name)) for name in names]
+    axes.set_xticks(range(len(texts)), texts)
+    if len(texts) * max(map(len, texts)) > ABREAST:
+        for label in axes.get_xticklabels():
+            label.set(rotation=30, ha="right", rotation_mode="anchor")
 
 
 # -- text

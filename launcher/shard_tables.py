@@ -14,7 +14,7 @@ from data_shards.manifest import ClientPart, Manifest, Part, Shard
 from data_shards.text.manifest import TokenManifest, TokenPart
 from fedcore.objective.weighting import label_entropy
 from fedcore.telemetry.history import Array
-from launcher.words import count, ranges
+from launcher.words import count, ranges, shortened
 
 WIDE = 20  # classes above which a row says how many are held and not how many of each
 Form = Callable[[float], str]
@@ -121,13 +121,23 @@ def _size(part: Part, named: Sequence[str]) -> list[float]:
     return [found[name] for name in named]
 
 
+def _names(manifest: Manifest) -> str:
+    """What the columns are called, if they are and there is one for each class: 0 cat, 1 dog."""
+    names = manifest.class_names or ()
+    numbers = [str(label) for label in range(len(names))]
+    if len(names) > WIDE or list(names) == numbers:
+        return ""
+    return ", ".join(f"{n} {shortened(name, 40)}" for n, name in zip(numbers, names, strict=True))
+
+
 def _on_images(manifest: Manifest) -> list[str]:
     counts = label_counts(manifest)
     sizes = counts.sum(1)
     empty, some = np.flatnonzero(sizes == 0).tolist(), counts[sizes > 0]
     without = f"without samples: {ranges(empty)}" if empty else "none without samples"
     samples = count(int(sizes.sum()), "training sample")
-    lines = [f"{count(len(counts), 'client')}, {without}; {samples}"]
+    lines = [f"classes: {named}"] if (named := _names(manifest)) else []
+    lines.append(f"{count(len(counts), 'client')}, {without}; {samples}")
     if len(some):
         effective, apart = effective_classes(some).mean(), distances(some).mean()
         lines.append(

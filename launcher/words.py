@@ -69,6 +69,11 @@ def named(unit: str, numbers: Iterable[int]) -> str:
     return f"{unit}{'' if len(found) == 1 else 's'} {ranges(found)}"
 
 
+def shortened(name: str, most: int = 16) -> str:
+    """A name of at most so many characters; dots stand for the rest."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def count(number: int, unit: str) -> str:
     """So many of a unit: 1 client, 2 clients."""
     return f"{number:,} {unit}{'' if number == 1 else 's'}"

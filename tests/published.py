@@ -54,6 +54,11 @@ def numbers(split: Split, classes: int) -> np.ndarray:
     return np.arange(COUNTS[split])[::-1] * 3 % classes
 
 
+CIFAR10_NAMES = ["airplane", "automobile", "bird", "cat", "deer"]
+CIFAR10_NAMES += ["dog", "frog", "horse", "ship", "truck"]
+CIFAR100_NAMES = [f"fine_{number}" for number in range(100)]
+
+
 def cifar10(folder: Path) -> Path:
     """Five training batches of eight and a test batch."""
     place = folder / "cifar-10-batches-py"
@@ -63,7 +68,8 @@ def cifar10(folder: Path) -> Path:
         part = slice(8 * i, 8 * i + 8)
         _batch(place / f"data_batch_{i + 1}", rows[part], labels=labels[part])
     _batch(place / "test_batch", pixels(Split.TEST, 3072), labels=numbers(Split.TEST, 10).tolist())
-    (place / "batches.meta").write_bytes(python2({"num_vis": 3072}))
+    meta = {"num_cases_per_batch": 8, "label_names": CIFAR10_NAMES, "num_vis": 3072}
+    (place / "batches.meta").write_bytes(python2(meta))
     return folder
 
 
@@ -75,6 +81,8 @@ def cifar100(folder: Path) -> Path:
         labels = numbers(split, 100).tolist()
         coarse = [0] * COUNTS[split]
         _batch(place / split.value, pixels(split, 3072), fine_labels=labels, coarse_labels=coarse)
+    names = {"fine_label_names": CIFAR100_NAMES, "coarse_label_names": ["fish", "flowers"]}
+    (place / "meta").write_bytes(python2(names))
     return folder
 
 

@@ -9,8 +9,8 @@ To add one, write `mine.py`:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,12 +18,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from data_shards.names import MOST_CHARACTERS, trouble_with
 from data_shards.samples import Arrays, File, Files, Samples
 from fedcore.config_data import DataConfig
 from fedcore.errors import ShardError
 from fedcore.registry import Registry
 
 __all__ = [
+    "DIGITS",
     "SOURCES",
     "Arrays",
     "File",
@@ -33,6 +35,7 @@ __all__ = [
     "Split",
     "checked",
     "loaded",
+    "named",
     "of_torchvision",
     "rows_of",
     "stratified",
@@ -57,11 +60,14 @@ class Source:
     about: str
     bundled: bool = False  # comes with an installed package: shards are made without being asked
     classes: int | None = None  # None = the largest label + 1
+    class_names: tuple[str, ...] | None = None  # in the order of labels; None = not known
     shape: tuple[int, int, int] | None = None  # channels, height, width; None = as loaded
     mean: tuple[float, ...] | None = None  # per channel, of images in 0...1; None = computed
     std: tuple[float, ...] | None = None
     takes: tuple[str, ...] = ()  # keys of `data` that it depends on, e.g. "size"
     download: Callable[[Path], None] | None = None  # fetch the published files into data.root
+    # what the files in data.root call the classes, rather than `class_names`; None = they do not
+    read_names: Callable[[Path | None], Sequence[str] | None] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -70,6 +76,7 @@ class Source:
 
 SOURCES: Registry[Source] = Registry("data.source", "data_shards.sources")
 
+DIGITS = tuple("0123456789")  # names of the classes of many datasets
 MOST_CLASSES = 100_000  # a label above it is an identifier, and a prototype each would not fit
 
 
@@ -93,6 +100,9 @@ def checked(name: str, source: Source, train: Samples, test: Samples) -> int:
     if low < 0 or high >= classes or not 2 <= classes <= MOST_CLASSES:
         problem = f"labels {low}...{high} for {classes} classes"
         raise ShardError(name, problem, "labels 0...C-1 of at least two classes")
+    if source.class_names is not None and (why := trouble_with(source.class_names, classes)):
+        way_out = f"one name for each class, of 1 to {MOST_CHARACTERS} printable characters"
+        raise ShardError(name, why, way_out)
     return classes
 
 
@@ -118,6 +128,12 @@ def _few(labels: NDArray[np.int64]) -> str:
 def loaded(source: Source, data: DataConfig, split: Split) -> Samples:
     """A split of the dataset, as the configuration wants it."""
     return source.load(data.root, split, **{key: getattr(data, key) for key in source.takes})
+
+
+def named(source: Source, root: Path | None) -> Source:
+    """The source with the class names that its files say, if they say any."""
+    found = source.read_names(root) if source.read_names else None
+    return source if found is None else replace(source, class_names=tuple(found))
 
 
 SPLIT_SEED = 20_240_101  # of the split below: a constant of the dataset, not of a run

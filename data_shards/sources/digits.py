@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_shards.sources import SOURCES, Arrays, Source, Split, stratified
+from data_shards.sources import DIGITS, SOURCES, Arrays, Source, Split, stratified
 
 
 def load(root: Path | None, split: Split) -> Arrays:
@@ -26,6 +26,7 @@ SOURCES.add(
         about="1,797 handwritten digits, 8x8 (scikit-learn)",
         bundled=True,
         classes=10,
+        class_names=DIGITS,
         shape=(1, 8, 8),
     ),
 )

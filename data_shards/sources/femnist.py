@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,8 @@ from data_shards.sources import SOURCES, Arrays, Source, Split
 from fedcore.errors import ShardError
 
 SIDE = 28
-CLASSES = 62  # ten digits, then capital and small letters
+NAMES = tuple(digits + ascii_uppercase + ascii_lowercase)  # as LEAF numbers them
+CLASSES = len(NAMES)
 WAY_OUT = "the file as LEAF's preprocess.sh writes it"
 
 
@@ -87,6 +89,7 @@ SOURCES.add(
         kind="digits",
         about="LEAF's FEMNIST: characters of 3,550 writers, 28x28 (data.root: data/train/*.json)",
         classes=CLASSES,
+        class_names=NAMES,
         shape=(1, SIDE, SIDE),
     ),
 )

@@ -33,25 +33,33 @@ def load(root: Path | None, split: Split, size: int | None) -> Files:
     return found.as_files(shape) if size else found.of_one_size(shape)
 
 
+def class_names(root: Path | None) -> list[str] | None:
+    """The names of the folders, of which the n-th has the label n."""
+    if root is None or not root.is_dir():
+        return None  # told by `load`
+    return _classes(root, _place(root, Split.TRAIN))
+
+
 def _pictures(root: Path, split: Split) -> Pictures:
     """All images of the split, class by class, by name within a class."""
     if not root.is_dir():
         raise ShardError(str(root), "no such folder", f"data.root=... with {LAYOUT}")
-    whole = not any((root / name).is_dir() for name in ("train", "test", "val"))
-    classes = _classes(root, root if whole else _folder(root, Split.TRAIN))
+    classes = _classes(root, _place(root, Split.TRAIN))
     if not classes:
         raise ShardError(str(root), "no such files: no class has a folder", LAYOUT)
-    folder = root if whole else _folder(root, split)
+    folder = _place(root, split)
     listed = list(_listed(root, folder, classes))
     paths, labels = [path for path, _ in listed], [label for _, label in listed]
-    if not whole:
+    if folder != root:
         return of_paths(paths, labels)
     rows = rows_of(np.array(labels), split).tolist()
     return of_paths([paths[row] for row in rows], [labels[row] for row in rows])
 
 
-def _folder(root: Path, split: Split) -> Path:
-    """Of the split: `val` stands for a `test` that is not there."""
+def _place(root: Path, split: Split) -> Path:
+    """Where the split's classes lie: the root, if it is not split; `val` may stand for `test`."""
+    if not any((root / name).is_dir() for name in ("train", "test", "val")):
+        return root
     names = ("train",) if split is Split.TRAIN else ("test", "val")
     for name in names:
         if (root / name).is_dir():
@@ -101,5 +109,6 @@ SOURCES.add(
         kind="natural",
         about="your own images, a folder for each class (data.root)",
         takes=("size",),
+        read_names=class_names,
     ),
 )

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from data_shards.idx import WAY_OUT, read_idx
 from data_shards.raw import labels_of
-from data_shards.sources import SOURCES, Arrays, Source, Split, of_torchvision
+from data_shards.sources import DIGITS, SOURCES, Arrays, Source, Split, of_torchvision
 from fedcore.errors import ConfigError, ShardError
 
 SIDE = 28
@@ -25,7 +26,7 @@ class Layout(NamedTuple):
     name: str
     files: dict[Split, str]  # the start of the files' names
     folders: tuple[str, ...]  # below data.root, where archives and torchvision unpack them
-    classes: int
+    classes: tuple[str, ...]  # their names, in the order of labels
     transposed: bool = False  # columns before rows, as EMNIST is published
     first: int = 0  # the smallest label
 
@@ -36,8 +37,8 @@ def load(layout: Layout, root: Path | None, split: Split) -> Arrays:
     images = read_idx(_file(layout, root, f"{start}-images-idx3-ubyte"), (SIDE, SIDE))
     path = _file(layout, root, f"{start}-labels-idx1-ubyte")
     labels = labels_of(path, read_idx(path, ()), len(images), layout.first) - layout.first
-    if len(labels) and int(labels.max()) >= layout.classes:
-        problem = f"a label {labels.max() + layout.first} among {layout.classes} classes"
+    if len(labels) and int(labels.max()) >= len(layout.classes):
+        problem = f"a label {labels.max() + layout.first} among {len(layout.classes)} classes"
         raise ShardError(str(path), problem, f"the file as published for {layout.name}")
     upright = images.swapaxes(1, 2) if layout.transposed else images
     return Arrays(upright[:, np.newaxis], labels)
@@ -58,23 +59,35 @@ def _file(layout: Layout, root: Path | None, name: str) -> Path:
 def _add(layout: Layout, about: str, **facts: Any) -> None:
     shape = (1, SIDE, SIDE)
     source = Source(
-        partial(load, layout), about=about, classes=layout.classes, shape=shape, **facts
+        partial(load, layout),
+        about=about,
+        classes=len(layout.classes),
+        class_names=layout.classes,
+        shape=shape,
+        **facts,
     )
     SOURCES.add(layout.name, source)
 
 
 MNIST_FILES = {Split.TRAIN: "train", Split.TEST: "t10k"}
-EMNIST_CLASSES = {
-    "balanced": 47,
-    "byclass": 62,
-    "bymerge": 47,
-    "letters": 26,
-    "digits": 10,
-    "mnist": 10,
+CLOTHES = (  # as Zalando Research names them
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+# as the published mappings number them; small letters that look like their capitals are merged
+BY_CLASS = (*DIGITS, *ascii_uppercase, *ascii_lowercase)
+MERGED = (*DIGITS, *ascii_uppercase, *"abdefghnqrt")
+EMNIST_CLASSES: dict[str, tuple[str, ...]] = {
+    "balanced": MERGED,
+    "byclass": BY_CLASS,
+    "bymerge": MERGED,
+    "letters": tuple(ascii_lowercase),  # of either case, called as torchvision does
+    "digits": DIGITS,
+    "mnist": DIGITS,
 }
 
 _add(
-    Layout("mnist", MNIST_FILES, ("MNIST/raw",), 10),
+    Layout("mnist", MNIST_FILES, ("MNIST/raw",), DIGITS),
     "70,000 handwritten digits, 28x28 (data.root: train-images-idx3-ubyte ...)",
     kind="digits",
     mean=(0.1307,),  # as in PyTorch's own examples
@@ -82,7 +95,7 @@ _add(
     download=of_torchvision("MNIST", {}),
 )
 _add(
-    Layout("fashion_mnist", MNIST_FILES, ("FashionMNIST/raw",), 10),
+    Layout("fashion_mnist", MNIST_FILES, ("FashionMNIST/raw",), CLOTHES),
     "70,000 grey pictures of clothes, 28x28 (data.root: train-images-idx3-ubyte ...)",
     kind="natural",
     download=of_torchvision("FashionMNIST", {}),
@@ -97,7 +110,7 @@ for _part, _classes in EMNIST_CLASSES.items():
             transposed=True,
             first=int(_part == "letters"),
         ),
-        f"EMNIST {_part}: handwriting in {_classes} classes, 28x28 (data.root: its idx files)",
+        f"EMNIST {_part}: handwriting in {len(_classes)} classes, 28x28 (data.root: its idx files)",
         kind="digits",
         download=of_torchvision("EMNIST", {"split": _part}),  # one archive of all six
     )

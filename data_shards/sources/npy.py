@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from data_shards.raw import channels_first, labels_of, reading, users_of
+from data_shards.raw import channels_first, labels_of, reading, texts_of, users_of
 from data_shards.sources import SOURCES, Arrays, Source, Split
 from fedcore.errors import ConfigError
 
@@ -27,10 +28,24 @@ def load(root: Path | None, split: Split) -> Arrays:
     return Arrays(images, labels_of(y, _mapped(y), len(images)), users)
 
 
+def class_names(root: Path | None) -> Sequence[str] | None:
+    """Those of class_names.npy, one text for each class, if it is there."""
+    path = (root or Path()) / "class_names.npy"
+    return texts_of(path, _mapped(path)) if root and path.exists() else None
+
+
 def _mapped(path: Path) -> NDArray[np.generic]:
     with reading(path, f"a folder with {FILES}, each as numpy.save writes it"):
         array: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
     return array
 
 
-SOURCES.add("npy", Source(load, kind="natural", about="your own .npy files (data.root: a folder)"))
+SOURCES.add(
+    "npy",
+    Source(
+        load,
+        kind="natural",
+        about="your own .npy files (data.root: a folder)",
+        read_names=class_names,
+    ),
+)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from data_shards.raw import channels_first, labels_of, reading, users_of
+from data_shards.raw import channels_first, labels_of, reading, texts_of, users_of
 from data_shards.sources import SOURCES, Arrays, Source, Split
 from fedcore.errors import ConfigError
 
@@ -31,4 +32,21 @@ def load(root: Path | None, split: Split) -> Arrays:
     return Arrays(channels_first(root, images), labels_of(root, labels, count), known)
 
 
-SOURCES.add("npz", Source(load, kind="natural", about="your own .npz file (data.root)"))
+def class_names(root: Path | None) -> Sequence[str] | None:
+    """The file's array `class_names`, one text for each class, if it has one."""
+    if root is None:
+        return None  # told by `load`
+    with reading(root, f"a .npz file with {KEYS}"), np.load(root, allow_pickle=False) as file:
+        names = file.get("class_names")
+    return None if names is None else texts_of(root, names)
+
+
+SOURCES.add(
+    "npz",
+    Source(
+        load,
+        kind="natural",
+        about="your own .npz file (data.root)",
+        read_names=class_names,
+    ),
+)

@@ -36,6 +36,11 @@ SOURCES.add(
         kind="natural",
         about="97,176 tissue patches in 9 classes, 28x28 (data.root: pathmnist.npz)",
         classes=9,
+        class_names=(  # as MedMNIST publishes them
+            *("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle"),
+            *("normal colon mucosa", "cancer-associated stroma"),
+            "colorectal adenocarcinoma epithelium",
+        ),
         shape=(3, 28, 28),
         mean=(0.5, 0.5, 0.5),  # as MedMNIST publishes it
         std=(0.5, 0.5, 0.5),

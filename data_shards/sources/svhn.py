@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from data_shards.raw import images_of, labels_of, located, reading
-from data_shards.sources import SOURCES, Arrays, Source, Split, of_torchvision
+from data_shards.sources import DIGITS, SOURCES, Arrays, Source, Split, of_torchvision
 from fedcore.errors import ShardError
 
 TEST = {Split.TEST: ("test",)}
@@ -54,6 +54,7 @@ def _add(name: str, train: tuple[str, ...], about: str) -> None:
             kind="digits",
             about=about,
             classes=10,
+            class_names=DIGITS,
             shape=(3, 32, 32),
             mean=(0.4377, 0.4438, 0.4728),
             std=(0.1980, 0.2010, 0.1970),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_shards.pictures import of_paths
-from data_shards.raw import located, reading
+from data_shards.raw import lines_of, located
 from data_shards.samples import Files
 from data_shards.sources import SOURCES, Source, Split
 from fedcore.errors import ShardError
@@ -17,13 +17,14 @@ from fedcore.files import inside
 
 FOLDER = "tiny-imagenet-200"
 SIZE = 64
+CLASSES = 200
 WAY_OUT = f"unpacking {FOLDER}.zip again, and data.root=... with {FOLDER} in it"
 
 
 def load(root: Path | None, split: Split) -> Files:
     """Images [M, 3, 64, 64], also of grey files; labels [M] number the classes of wnids.txt."""
     folder = located(root, FOLDER)
-    names = _lines(folder / "wnids.txt")
+    names = lines_of(folder / "wnids.txt", WAY_OUT)
     if len(set(names)) < len(names):
         raise ShardError(str(folder / "wnids.txt"), "a class is listed twice", WAY_OUT)
     listed = _train(folder, names) if split is Split.TRAIN else _validation(folder)
@@ -36,9 +37,10 @@ def load(root: Path | None, split: Split) -> Files:
     return found.of_one_size((3, SIZE, SIZE), WAY_OUT)
 
 
-def _lines(path: Path) -> list[str]:
-    with reading(path, WAY_OUT):
-        return [x.strip() for x in path.read_text(encoding="utf-8").splitlines() if x.strip()]
+def class_names(root: Path | None) -> list[str] | None:
+    """The WordNet ids of wnids.txt; None for a part of the dataset, which has classes unnamed."""
+    names = lines_of(located(root, FOLDER) / "wnids.txt", WAY_OUT)
+    return names if len(names) == CLASSES else None
 
 
 def _train(folder: Path, names: Sequence[str]) -> list[tuple[Path, str]]:
@@ -58,7 +60,7 @@ def _train(folder: Path, names: Sequence[str]) -> list[tuple[Path, str]]:
 def _validation(folder: Path) -> list[tuple[Path, str]]:
     """Every validation image with its class, in the order of the published list."""
     listing = folder / "val" / "val_annotations.txt"
-    rows = [line.split("\t") for line in _lines(listing)]
+    rows = [line.split("\t") for line in lines_of(listing, WAY_OUT)]
     if any(len(row) < 2 for row in rows):
         raise ShardError(str(listing), "a line without file and class", WAY_OUT)
     return [(inside(folder / "val" / "images", row[0]), row[1]) for row in rows]
@@ -70,7 +72,8 @@ SOURCES.add(
         load,
         kind="natural",
         about="110,000 photographs in 200 classes, 64x64 (data.root: tiny-imagenet-200)",
-        classes=200,
+        classes=CLASSES,
+        read_names=class_names,
         shape=(3, SIZE, SIZE),
         mean=(0.4802, 0.4481, 0.3975),
         std=(0.2770, 0.2691, 0.2821),

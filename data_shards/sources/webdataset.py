@@ -2,7 +2,8 @@
 
 `data.root` has train*.tar or train/*.tar, and test*.tar, test/*.tar, val*.tar or val/*.tar. One
 pass over the heads of a tar's members makes an index; images are read where they lie. `KEY.json`
-may name a `user`; other members are left out.
+may name a `user`; other members are left out. `classnames.txt` beside the tars, if it is there,
+names the classes, one a line.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import numpy as np
 
 from data_shards.decode import MOST_BYTES, Head, head
 from data_shards.pictures import ENDINGS, Pictures, shape_of
-from data_shards.raw import reading, users_of
+from data_shards.raw import lines_of, reading, users_of
 from data_shards.samples import Files
 from data_shards.sources import SOURCES, Source, Split
 from fedcore.errors import ConfigError, ShardError
 from fedcore.files import parse_json
 
 WAY_OUT = "uncompressed tars as webdataset writes them"
+NAMES = "classnames.txt"
 LAYOUT = "train*.tar and test*.tar, or train/*.tar and test/*.tar"
 NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")  # key, then ending: from the first dot on
 MOST_EXTENDED = 4096  # bytes of an extended header: a name, a time
@@ -63,6 +65,12 @@ def load(root: Path | None, split: Split, size: int | None) -> Files:
     shape = shape_of(root, _heads(_tars(root, Split.TRAIN)), size)
     found = _pictures(_tars(root, split))
     return found.as_files(shape) if size else found.of_one_size(shape)
+
+
+def class_names(root: Path | None) -> list[str] | None:
+    """The lines of classnames.txt, of which the n-th names the label n, counted from 0."""
+    path = (root or Path()) / NAMES
+    return lines_of(path, "a text file, UTF-8") if root and path.is_file() else None
 
 
 def _tars(root: Path, split: Split) -> list[Path]:
@@ -205,5 +213,6 @@ SOURCES.add(
         kind="natural",
         about="existing webdataset tars of images and cls (data.root)",
         takes=("size",),
+        read_names=class_names,
     ),
 )

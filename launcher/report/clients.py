@@ -13,6 +13,7 @@ from fedcore.telemetry.history import Array
 from launcher.report.draw import as_image
 from launcher.report.section import FOLDED, Picture, Section, Table
 from launcher.report.stored import Record, Stored
+from launcher.rundir import RunDir
 from launcher.shard_plot import ORDERED, class_map
 from launcher.words import number, percent
 
@@ -27,8 +28,11 @@ def clients(runs: Sequence[Stored]) -> Section:
         "class."
     )
     section = Section("clients", "Clients and classes", about)
-    for names, counts in _groups(runs):
-        source = as_image(class_map(counts, "Samples of each class that each client holds"))
+    for of_data, counts in _groups(runs):
+        names = [run.name for run in of_data]
+        classes = RunDir(of_data[0].run_dir).read_class_names(counts.shape[1])
+        title = "Samples of each class that each client holds"
+        source = as_image(class_map(counts, title, classes))
         caption = f"{counts.shape[0]:,} clients, {counts.shape[1]} classes"
         if counts.shape[0] > ORDERED:
             caption += ", sorted by main class"
@@ -39,17 +43,17 @@ def clients(runs: Sequence[Stored]) -> Section:
     return section
 
 
-def _groups(runs: Sequence[Stored]) -> list[tuple[list[str], Array]]:
-    """The names of the runs on the same data, and their label counts [N, C]."""
-    found: list[tuple[list[str], list[list[int]]]] = []
+def _groups(runs: Sequence[Stored]) -> list[tuple[list[Stored], Array]]:
+    """The runs on the same data, and their label counts [N, C]."""
+    found: list[tuple[list[Stored], list[list[int]]]] = []
     for run in runs:
         counts = _known(run)
-        same = next((names for names, other in found if other == counts), None)
+        same = next((group for group, other in found if other == counts), None)
         if same is not None:
-            same.append(run.name)
+            same.append(run)
         elif counts:
-            found.append(([run.name], counts))
-    return [(names, np.array(counts, dtype=np.float64)) for names, counts in found]
+            found.append(([run], counts))
+    return [(group, np.array(counts, dtype=np.float64)) for group, counts in found]
 
 
 def _known(run: Stored) -> list[list[int]] | None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 from typer.testing import CliRunner
@@ -24,8 +25,10 @@ from fedcore.errors import ShardError
 from fedcore.exported import Exported
 from launcher.cli import Request, load_config
 from launcher.commands import app
+from launcher.exporting import Exporter
 from launcher.job import Job
 from launcher.prepare import store_dir
+from launcher.rundir import RunDir
 from tests.lm_toy import built, config_of
 
 pytestmark = pytest.mark.broad
@@ -87,6 +90,47 @@ def test_the_documented_lines_give_the_accuracy_that_the_run_reported(
     facts, tensors = export.read(tmp_path / "ensemble.safetensors")
     assert facts["clients"] == sorted(set(facts["clients"]))
     assert float(tensors["weights"].sum()) == pytest.approx(1)
+
+
+def labels_in(path: Path) -> list[str] | None:
+    with safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()["fedcore"])["labels"]
+
+
+def test_folders_of_images_name_the_labels_of_the_exported_model(tmp_path: Path) -> None:
+    for name, grey in (("dog", 200), ("cat", 40)):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        for i in range(20):
+            picture = Image.new("L", (8, 8), grey + i)
+            picture.save(tmp_path / "own" / name / f"{i}.png")
+    own = ["data.source=image_folder", f"data.root={tmp_path / 'own'}"]
+    own += [f"data.store={tmp_path / 'store'}", "data.alpha=10"]
+    made = CliRunner().invoke(app, ["shards", "make", "smoke", *(f"--set={x}" for x in own)])
+    assert made.exit_code == 0, made.output
+    run = trained(tmp_path, *own)
+    assert labels_in(exported(run, tmp_path / "a.safetensors")) == ["cat", "dog"]
+    assert RunDir(run).read_class_names(2) == ["cat", "dog"]
+    without_names(store_dir(RunConfig.load(run / "config.yaml")))
+    assert labels_in(exported(run, tmp_path / "b.safetensors")) is None
+
+
+def without_names(store: Path) -> None:
+    """The manifest as it was written before it had the names."""
+    said = json.loads((store / "manifest.json").read_text())
+    assert said.pop("class_names")
+    (store / "manifest.json").write_text(json.dumps(said))
+
+
+def test_labels_of_a_dataset_with_fixed_names_need_no_shards(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    config = RunConfig.load(run / "config.yaml").model_dump_json()
+    config = config.replace(str(run.parent / "store"), str(tmp_path / "none"))
+    (tmp_path / "run" / "config.yaml").write_text(config)
+    wanted = list("0123456789")
+    assert labels_in(exported(run, tmp_path / "a.safetensors")) == wanted
+    exporter = Exporter(tmp_path / "run" / "checkpoints" / "round_00002")
+    assert exporter._manifest is None
+    assert exporter.labels() == wanted
 
 
 def test_prototypes_are_those_of_the_server(run: Path, tmp_path: Path) -> None:
