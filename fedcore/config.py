@@ -43,7 +43,8 @@ class ClientConfig(Section):
     round in fp64); for a given width any number of ranks gives the same bits."""
     step: Literal["auto", "eager", "graph", "compile"] = "auto"
     """How a step is launched: graph = captured as a CUDA graph, compile = by torch.compile; auto =
-    a graph on CUDA devices, eager on a CPU. What cannot be captured runs eagerly; it is told."""
+    a graph on CUDA devices, eager on a CPU. What cannot be captured runs eagerly, and a
+    warning says so."""
     store: Literal["auto", "device", "memory", "disk"] = "auto"
     """Where clients rest between their turns: on the device, in host memory, or in a file that is
     mapped into memory; auto = the first that has room."""

@@ -1,4 +1,4 @@
-"""What is told of a round: an event for each client, and which lambda is out of bounds."""
+"""What is reported of a round: an event for each client, and which lambda is out of bounds."""
 
 from __future__ import annotations
 

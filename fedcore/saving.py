@@ -1,4 +1,4 @@
-"""Saving a run: when a checkpoint is there already, what is told of it, and what waits for it."""
+"""Saving a run: when a checkpoint is there already, what is logged of it, what waits for it."""
 
 from __future__ import annotations
 

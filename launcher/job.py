@@ -90,7 +90,7 @@ class Job:
             data_sha256 = kind.open(folder_of(place, self.config.data.cache))
         found = entry.enter(self.request, self.run, here, data_sha256)
         if found.finished:
-            self._say(f"{self.run.path} holds this run, completed; --resume never runs it anew")
+            self._say(f"{self.run.path} holds this run, completed; to run it anew: --resume never")
             self._show(found.finished)
             self._leave(together=True)
             return 0

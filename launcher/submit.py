@@ -99,7 +99,7 @@ def submit(plan: Plan, asked: Resources, wanted: Wanted) -> Iterator[str]:
     if wanted.resume == "never":
         _clear(plan)
     if not plan.left():
-        yield f"{plan.out} is over, nothing was submitted; --resume never runs it anew"
+        yield f"{plan.out} is over, nothing was submitted; to run it anew: --resume never"
         return
     files = _write(plan, scripts(plan, asked, wanted))
     job = slurm.sbatch(files / "job.sbatch")

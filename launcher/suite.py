@@ -156,7 +156,7 @@ class Suite:
             if here.comm.rank == 0:
                 seen = state(run.run_dir, run.config)
                 found = seen.code if is_settled(seen) and not anew else None
-                words = f"{seen.words()} before; --resume never runs it anew" if found else ""
+                words = f"{seen.words()} before; to run it anew: --resume never" if found else ""
                 title = f"[{run.number + 1}/{len(self.runs)}] {run.name} {words}".rstrip()
                 print(f"\n{title}", flush=True)
                 if seen.changed and is_nothing(run, seen):

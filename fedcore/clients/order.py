@@ -1,4 +1,4 @@
-"""What travels between server and clients in a round: Order and Upload; and what is told of it."""
+"""What travels between server and clients in a round, Order and Upload, and reports of it."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ RUN_STATUS = Metric(
     "run_status", "1", Kind.GAUGE, ("status",), "1 for running, completed, diverged ..., else 0"
 )
 WARNINGS_TOTAL = Metric(
-    "warnings_total", "1", Kind.COUNTER, (), "warnings told, as in metrics.jsonl"
+    "warnings_total", "1", Kind.COUNTER, (), "warnings logged, as in metrics.jsonl"
 )
 
 # -- this rank

@@ -48,7 +48,7 @@ def _single(run: Stored) -> list[Table]:
 
 
 def defaults(run: Stored) -> dict[str, Any]:
-    """The values of a run of this kind that is told nothing, by dotted key."""
+    """The default values of a run of this kind, by dotted key."""
     values: dict[str, Any] = {"lm": {}} if "lm" in run.said else {}
     federated = (run.said.get("lm") or {}).get("federated") if values else None
     if federated:
