@@ -223,7 +223,8 @@ class RunConfig(Section):
             idle.append("data")
         if idle:
             raise ValueError(
-                f"a language-model run has no use for {', '.join(idle)}: its keys are below lm"
+                f"nothing of {', '.join(idle)}, for which a language-model run has no use: "
+                "its keys are below lm, as in --config lm_small"
             )
         return self
 

@@ -103,7 +103,8 @@ def _values(field: Schema) -> str:
 
 
 def _list(field: Schema) -> str:
-    each = "sections" if "$ref" in field["items"] else _values(field["items"]).removeprefix("a ")
+    each = "sections" if "$ref" in field["items"] else _values(field["items"])
+    each = "texts" if each == "a text" else each.removeprefix("a ")
     least = field.get("minItems", 0)
     return f"a list of {each}" + (f", at least {least}" if least else "")
 
@@ -120,5 +121,6 @@ def _number(field: Schema, kind: str) -> str:
         ("≤", ("maximum", "le")),
         ("<", ("exclusiveMaximum", "lt")),
     ):
-        bounds += [f"{sign} {field[n]:,}" for n in names if field.get(n, UNBOUNDED) != UNBOUNDED]
+        found = [field[n] for n in names if field.get(n, UNBOUNDED) != UNBOUNDED]
+        bounds += [f"{sign} {int(x) if x == int(x) else x:,}" for x in found]
     return " ".join([kind, " and ".join(bounds)]).rstrip()
