@@ -175,6 +175,8 @@ class CheckpointConfig(Section):
 class RunConfig(Section):
     """One run."""
 
+    format: Literal[1] = 1
+    """Format of the configuration and of a run directory; others are refused."""
     seed: int = 0
     """Run seed: with the client, round and purpose it addresses every random draw."""
     rounds: Positive = 10
@@ -282,7 +284,16 @@ FEDERATED = ("rounds", "clients", "model", "algorithm")
 
 OPERATIONAL = frozenset(
     {
-        *("device", "evaluate", "server", "metrics", "checkpoint", "data.store", "data.root"),
+        *(
+            "format",
+            "device",
+            "evaluate",
+            "server",
+            "metrics",
+            "checkpoint",
+            "data.store",
+            "data.root",
+        ),
         *("data.shards", "data.cache", "data.reading", "data.workers"),
         *("lm.log_every", "lm.eval_batches", "lm.compile", "lm.activation_checkpointing"),
         *("lm.engine", "lm.zero_stage", "lm.offload", "lm.accumulate", "lm.data.text"),

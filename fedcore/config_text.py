@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from fedcore.config_words import Key, keys_of
 from fedcore.config_yaml import held, reason
 from fedcore.errors import ConfigError, ConfigErrors, FedError
-from fedcore.files import read_bytes
+from fedcore.files import other_format, read_bytes
 from fedcore.registry import nearest
 
 
@@ -92,8 +92,12 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
+FORMAT = 1  # of a configuration, and of the files of a run directory beside it
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; `ConfigError` if it cannot be read or is none."""
+    """The mapping in a YAML file; `ConfigError` if it cannot be read, is none, or of a format that
+    is not ours."""
     try:
         values = yaml_of(read_bytes(path).decode(), _OneOfEachKey)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -104,6 +108,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         want = f"keys and their values, and the file holds {held(values)}"
         raise ConfigError("--config", str(path), want, "lines of `key: value`")
+    if values.get("format", FORMAT) != FORMAT:
+        problem, reader = other_format(values["format"], [FORMAT])
+        want = f"a configuration that can be read: it {problem}"
+        raise ConfigError("--config", str(path), want, reader)
     return values
 
 
