@@ -51,6 +51,7 @@ NAMES = {  # what the docs call what is there
     r"\bRUN\b": "runs/done",
     r"runs/default-v14-s0-\w+": "runs/done",
     r"runs/lm_small-s0-\w+": "runs/lm",
+    r"round_00010\b": "round_00001",
     r"runs/(cs336|schedules|memory_study)\b": "runs/list",
 }
 SMALL = ("rounds=1", "clients.local_epochs=1", "metrics.enabled=false", "metrics.targets=null")
