@@ -196,18 +196,24 @@ def _words(item: ErrorDetails) -> list[str]:
 
 def _choice(item: ErrorDetails) -> str:
     """The word that may have been meant, where only some are allowed."""
-    # fp16 is not meant to be fp64
+    # a strict cutoff: who asks for fp16 does not mean fp64
     close = difflib.get_close_matches(str(item["input"]), _words(item), n=1, cutoff=0.77)
     return close[0] if close else ""
 
 
 def _within(item: ErrorDetails) -> str:
     """What is wanted, in the words that the keys themselves have."""
-    kinds = {"string": "a text", "float": "a number", "int": "a whole number", "dict": "a mapping"}
-    kind = item["type"].partition("_")[0]
-    return " or ".join(_words(item)) or kinds.get(
-        kind, item["msg"].removeprefix("Input should be ")
-    )
+    said = KINDS.get(item["type"].partition("_")[0], item["msg"].removeprefix("Input should be "))
+    return " or ".join(_words(item)) or said
+
+
+KINDS = {
+    "string": "a text",
+    "float": "a number",
+    "int": "a whole number",
+    "dict": "a mapping",
+    "tuple": "a list",
+}
 
 
 def nearest_key(dotted: str, model: type[BaseModel]) -> str:
