@@ -15,7 +15,7 @@ ROOT       := $(filter 0,$(shell id -u))
 DESELECT   := not gpu and not slurm$(if $(PROMETHEUS),, and not prometheus)$(if $(ROOT),, and not root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run smoke test check long law procs cluster chaos golden golden-update gpu format bench bench-accuracy bench-scale bench-gpu bench-lm bench-scrape bench-checkpoint bench-loader dash clean
+.PHONY: help setup run smoke test check coverage long law procs cluster chaos golden golden-update gpu format bench bench-accuracy bench-scale bench-gpu bench-lm bench-scrape bench-checkpoint bench-loader dash clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-17s %s\n", $$1, $$2}'
@@ -52,6 +52,14 @@ check: $(READY) ## the gate before a commit, in two minutes: format, lint, types
 
 long: $(READY) ## tests that take about a minute each
 	$(BIN)/python -m pytest --numprocesses=2 -m "$(DESELECT) and long" $(ARGS)
+
+coverage: $(READY) ## which lines no test runs: a table by package, and runs/coverage (an hour; docs/coverage.md)
+	rm -f .coverage .coverage.*
+	-$(BIN)/python -m coverage run -m pytest -m "$(DESELECT) and not procs" $(ARGS)
+	-$(BIN)/python -m coverage run -m pytest -m "$(DESELECT) and procs" $(ARGS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage html --quiet --directory runs/coverage
+	$(BIN)/python -m tests.coverage_table
 
 law: $(READY) ## closed forms, lanes, partitions, resume
 	$(BIN)/python -m pytest tests/law
@@ -120,4 +128,4 @@ bench-loader: $(READY) ## how fast samples are read, written and verified; a mil
 	PYTHONPATH=. $(BIN)/python bench/many_clients.py
 
 clean: ## remove runs, shards and caches (keeps .venv)
-	rm -rf runs data_shards/store .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf runs data_shards/store .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*

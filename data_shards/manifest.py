@@ -6,20 +6,18 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from data_shards.folder import Folder, words_of
 from data_shards.names import trouble_with
 from fedcore.errors import ShardError
+from fedcore.files import other_format
 
-FORMAT_VERSION = 2  # 2: encodings, validation shards; 1 is read too
 NAME = "manifest.json"
 TEST = "test"  # folder of the test split
 WAY_OUT = "`fedcore shards make CONFIG`"
-
-
 MOST_PIXELS = 2**28  # numbers of an image; one blank image is made of a client without any
 MOST_DECODED = 2**30  # bytes of a tar's images (ours have SHARD_BYTES), unless it has one only
 LEAST_BYTES = 2048  # of a sample in a tar: an image and a json, each with its header
@@ -128,16 +126,25 @@ class Stored(Record, ABC):
         except OSError as error:
             raise ShardError(str(path), error.strerror or str(error), WAY_OUT) from None
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "whole file"
-            problem = f"{where}: {first['msg']} (this fedcore reads format {FORMAT_VERSION})"
-            raise ShardError(str(path), problem, WAY_OUT) from None
+            raise cls._refused(path, error) from None
+
+    @classmethod
+    def _refused(cls, path: Any, error: ValidationError) -> ShardError:
+        """Why: a format of another fedcore, or else the first fault."""
+        faults = {".".join(map(str, fault["loc"])): fault for fault in error.errors()}
+        if (other := faults.get("format_version")) is not None:
+            ours = get_args(cls.model_fields["format_version"].annotation)
+            problem, reader = other_format(other["input"], ours)
+            return ShardError(str(path), problem, f"{reader}, or {WAY_OUT}")
+        where, first = next(iter(faults.items()))
+        problem = first["msg"].replace("Input should be", "want")
+        return ShardError(str(path), f"{where or 'whole file'}: {problem}", WAY_OUT)
 
 
 class Manifest(Stored):
     """Everything about a folder of shards."""
 
-    format_version: Literal[1, 2] = 2
+    format_version: Literal[1, 2] = 2  # 2: encodings, validation shards
     source: SourceName
     kind: Literal["digits", "natural"]
     encoding: Literal["raw", "original"] = "raw"

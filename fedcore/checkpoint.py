@@ -20,7 +20,7 @@ from torch import Tensor
 from fedcore.checkpoint_index import check_index
 from fedcore.clients.state import ClientState
 from fedcore.errors import ConfigError, FedError, ShardError
-from fedcore.files import inside, read_json, sha256_of
+from fedcore.files import inside, other_format, read_json, sha256_of
 
 FORMAT = 5
 DIGITS = {"round": 5, "step": 8}
@@ -88,8 +88,9 @@ class Checkpoint:
             problem = f"damaged index.json ({error!r})"
             raise ShardError(str(folder), problem, "an older checkpoint") from None
         if version != FORMAT:
-            want = f"checkpoint format {FORMAT}"
-            raise ConfigError("--resume", version, want, "--resume never")
+            problem, reader = other_format(version, [FORMAT])
+            want = f"a checkpoint that can be read: {folder / 'index.json'} {problem}"
+            raise ConfigError("--resume", str(folder), want, f"{reader}, or --resume never")
 
     @property
     def clients(self) -> list[int]:

@@ -178,6 +178,8 @@ class CheckpointConfig(Section):
 class RunConfig(Section):
     """One run."""
 
+    format: Literal[1] = 1
+    """Format of the configuration and of a run directory; others are refused."""
     seed: int = 0
     """Run seed: with the client, round and purpose it addresses every random draw."""
     rounds: Positive = 10
@@ -243,7 +245,8 @@ class RunConfig(Section):
             idle.append("data")
         if idle:
             raise ValueError(
-                f"a language-model run has no use for {', '.join(idle)}: its keys are below lm"
+                f"nothing of {', '.join(idle)}, for which a language-model run has no use: "
+                "its keys are below lm, as in --config lm_small"
             )
         return self
 
@@ -307,7 +310,16 @@ FEDERATED = ("rounds", "clients", "model", "algorithm")
 
 OPERATIONAL = frozenset(
     {
-        *("device", "evaluate", "server", "metrics", "checkpoint", "data.store", "data.root"),
+        *(
+            "format",
+            "device",
+            "evaluate",
+            "server",
+            "metrics",
+            "checkpoint",
+            "data.store",
+            "data.root",
+        ),
         *("data.shards", "data.cache", "data.reading", "data.workers"),
         *("lm.log_every", "lm.eval_batches", "lm.compile", "lm.activation_checkpointing"),
         *("lm.engine", "lm.zero_stage", "lm.offload", "lm.accumulate", "lm.data.text"),

@@ -49,7 +49,9 @@ class LMModelConfig(Section):
     @model_validator(mode="after")
     def _divides(self) -> LMModelConfig:
         if self.width % self.heads:
-            raise ValueError(f"heads divide width, and {self.heads} does not divide {self.width}")
+            raise ValueError(
+                f"heads that divide width, and {self.heads} does not divide {self.width}"
+            )
         if self.position == "rope" and self.width // self.heads % 2:
             raise ValueError("rope turns pairs: width / heads must be even")
         return self

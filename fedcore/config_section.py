@@ -34,7 +34,18 @@ Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
-Named = str | dict[str, dict[str, Number]]
+
+def _is_named(value: Any) -> Any:
+    """In words of its own: a union would be answered once for each of its members."""
+    settings = list(value.values()) if isinstance(value, dict) else [{}]
+    numbers = [n for each in settings if isinstance(each, dict) for n in each.values()]
+    plain = isinstance(value, str | dict) and all(isinstance(each, dict) for each in settings)
+    if not plain or any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
+        raise ValueError("a name, or a name with settings: {NAME: {SETTING: number}}")
+    return value
+
+
+Named = Annotated[str | dict[str, dict[str, float]], BeforeValidator(_is_named)]
 """What a registry holds: its name, or its name with settings, {NAME: {SETTING: value}}."""
 
 

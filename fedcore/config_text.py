@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedcore.config_words import keys_of
+from fedcore.config_words import Key, keys_of
+from fedcore.config_yaml import held, reason
 from fedcore.errors import ConfigError, ConfigErrors, FedError
-from fedcore.files import read_bytes
+from fedcore.files import other_format, read_bytes
 from fedcore.registry import nearest
 
 
@@ -37,14 +39,15 @@ class _OneOfEachKey(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise ConfigError("--config", "a key that is no word", "plain keys", "key: value")
             if key.value in seen:
-                raise ConfigError(str(key.value), "given twice", "each key once", "removing one")
+                again = f"given twice, again in line {key.start_mark.line + 1}"
+                raise ConfigError(str(key.value), again, "each key once", "removing one")
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 MOST_NODES = 100_000  # values of a file, those that stand there as an alias counted again
 # what the library raises of values such as 2020-99-99: whatever its helpers do
-NO_VALUE = (RecursionError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
+NO_VALUE = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
 MOST_TEXT = 4 * 2**20  # characters
 
 
@@ -66,8 +69,10 @@ def yaml_of(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
         return reader.construct_document(node)
     except yaml.YAMLError:
         raise
+    except RecursionError:
+        raise yaml.YAMLError("nested too deeply") from None
     except NO_VALUE as error:
-        raise yaml.YAMLError(f"a value that is none ({type(error).__name__})") from None
+        raise yaml.YAMLError(f"a value that cannot be: {error}") from None
     finally:
         if reader is not None:
             reader.dispose()
@@ -87,17 +92,26 @@ def _values(node: yaml.Node, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
+FORMAT = 1  # of a configuration, and of the files of a run directory beside it
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; `ConfigError` if it cannot be read or is none."""
+    """The mapping in a YAML file; `ConfigError` if it cannot be read, is none, or of a format that
+    is not ours."""
     try:
         values = yaml_of(read_bytes(path).decode(), _OneOfEachKey)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        what = " ".join(str(error).split())
-        raise ConfigError("--config", str(path), f"a YAML file ({what})", "another file") from None
+        want = f"a YAML file, and this is none: {reason(error)}"
+        raise ConfigError("--config", str(path), want, "mending it there") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError("--config", str(path), "a YAML mapping of keys", "key: value lines")
+        want = f"keys and their values, and the file holds {held(values)}"
+        raise ConfigError("--config", str(path), want, "lines of `key: value`")
+    if values.get("format", FORMAT) != FORMAT:
+        problem, reader = other_format(values["format"], [FORMAT])
+        want = f"a configuration that can be read: it {problem}"
+        raise ConfigError("--config", str(path), want, reader)
     return values
 
 
@@ -106,8 +120,8 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[
     result: dict[str, Any] = copy.deepcopy(dict(values))
     for override in overrides:
         dotted, equals, text = override.partition("=")
-        if not equals or not dotted:
-            raise ConfigError("--set", override, "key=value", "e.g. --set data.alpha=0.5")
+        if not equals or not all(dotted.split(".")):
+            raise ConfigError("--set", override, "key=value", "--set data.alpha=0.5")
         try:
             value = yaml_of(text)
         except yaml.YAMLError:
@@ -142,26 +156,64 @@ def _explained(item: ErrorDetails, model: type[BaseModel]) -> ConfigError:
     path = [str(part) for part in item["loc"]]
     name, got, said = ".".join(path) or "configuration", item["input"], item["msg"]
     key = keys_of(model).get(name)
-    if item["type"] == "extra_forbidden":
+    if item["type"] == "missing":
+        got = None
+    if item["type"] in ("extra_forbidden", "invalid_key"):
         return ConfigError(name, got, "a known key", nearest_key(name, model))
     if item["type"] == "value_error":  # a check of ours says it best
-        got = "this section" if isinstance(got, Mapping | BaseModel) else got
+        got = got.model_dump(mode="json") if isinstance(got, BaseModel) else got
+        got = got if path else list(got)
         return ConfigError(name, got, said.removeprefix("Value error, "))
     if key is not None:
-        return ConfigError(name, got, key.values, _choice(item) or key.default)
+        return ConfigError(name, got, key.values, _way_out(key, item))
     if name in known_keys(model):
-        return ConfigError(name, got, "a section: keys and values", f"fedcore config {name}")
+        return ConfigError(name, got, "a section: keys and values", _named(name, got, model))
     # within a list or a mapping
-    return ConfigError(name, got, said.removeprefix("Input should be "), _choice(item))
+    return ConfigError(name, got, _within(item), _choice(item))
+
+
+def _way_out(key: Key, item: ErrorDetails) -> str:
+    """The word that may have been meant, a list of what was given, or the default."""
+    got = item["input"]
+    if key.values.startswith("a list") and isinstance(got, str):
+        return f"[{got}]"
+    return _choice(item) or key.default
+
+
+def _named(section: str, got: Any, model: type[BaseModel]) -> str:
+    """The key of the section that a name may have been meant for, or its page."""
+    known = [key for key in (f"{section}.name", f"{section}.source") if key in keys_of(model)]
+    return f"{known[0]}={got}" if known and isinstance(got, str) else f"fedcore config {section}"
+
+
+def _words(item: ErrorDetails) -> list[str]:
+    """The words that are allowed there, if only some are."""
+    if item["type"] != "literal_error":
+        return []
+    said: str = item["ctx"]["expected"]
+    return said.replace("'", "").replace(" or ", ", ").split(", ")
 
 
 def _choice(item: ErrorDetails) -> str:
     """The word that may have been meant, where only some are allowed."""
-    if item["type"] != "literal_error":
-        return ""
-    words = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-    match = nearest(str(item["input"]), words)
-    return match if match in words else ""
+    # a strict cutoff: who asks for fp16 does not mean fp64
+    close = difflib.get_close_matches(str(item["input"]), _words(item), n=1, cutoff=0.77)
+    return close[0] if close else ""
+
+
+def _within(item: ErrorDetails) -> str:
+    """What is wanted, in the words that the keys themselves have."""
+    said = KINDS.get(item["type"].partition("_")[0], item["msg"].removeprefix("Input should be "))
+    return " or ".join(_words(item)) or said
+
+
+KINDS = {
+    "string": "a text",
+    "float": "a number",
+    "int": "a whole number",
+    "dict": "a mapping",
+    "tuple": "a list",
+}
 
 
 def nearest_key(dotted: str, model: type[BaseModel]) -> str:

@@ -121,5 +121,6 @@ def _number(field: Schema, kind: str) -> str:
         ("≤", ("maximum", "le")),
         ("<", ("exclusiveMaximum", "lt")),
     ):
-        bounds += [f"{sign} {field[n]:,}" for n in names if field.get(n, UNBOUNDED) != UNBOUNDED]
+        found = [field[n] for n in names if field.get(n, UNBOUNDED) != UNBOUNDED]
+        bounds += [f"{sign} {int(x) if x == int(x) else x:,}" for x in found]
     return " ".join([kind, " and ".join(bounds)]).rstrip()

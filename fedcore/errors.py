@@ -26,6 +26,9 @@ class FedError(Exception):
 LONGEST = 400  # characters of a value that are shown
 
 
+YAML = {"None": "null", "True": "true", "False": "false"}  # as a configuration says it
+
+
 def masked(text: str) -> str:
     """The words without the user and password of a URL in them."""
     return re.sub(r"(\w://)[^\s'\"]*@", r"\1***@", text)
@@ -46,7 +49,7 @@ class ConfigError(FedError):
     try_: str = ""
 
     def __str__(self) -> str:
-        got = masked(repr(self.got))
+        got = masked(YAML.get(repr(self.got), repr(self.got)))
         text = f"{self.key}: got {got if len(got) <= LONGEST else got[:LONGEST] + '...'}"
         if self.want:
             text += f", want {self.want}"

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ def _problem(folder: Path, name: Any) -> str:
     except (OSError, RuntimeError, ValueError):  # links in a circle; half a surrogate pair
         return "which leads nowhere"
     return "" if place.is_relative_to(folder.resolve()) else "a link out of it"
+
+
+def other_format(number: Any, ours: Sequence[int]) -> tuple[str, str]:
+    """What is wrong with a file of a format that is none of ours, and who can read it."""
+    newer = type(number) is int and number > max(ours)
+    read = " and ".join(map(str, ours))
+    return (
+        f"is of format {number}, and this fedcore reads {read}",
+        "a newer fedcore" if newer else "the fedcore that wrote it",
+    )
 
 
 def plain_name(text: str, most: int = 80) -> str:

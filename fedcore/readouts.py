@@ -129,7 +129,7 @@ def check_readout(algorithm: Algorithm, keeps_models: bool) -> None:
     known = [*READOUTS.names(), *SINGLE]
     if algorithm.readout not in known:
         way_out = nearest(algorithm.readout, known)
-        raise ConfigError("algorithm.readout", algorithm.readout, "a read-out", way_out)
+        raise ConfigError("algorithm.readout", algorithm.readout, "a known name", way_out)
     if not keeps_models and algorithm.readout != "averaged":
         want = f"true, since algorithm.readout={algorithm.readout} looks at each client's model"
         way_out = "clients.keep_models=true, or algorithm.readout=averaged"

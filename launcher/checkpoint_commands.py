@@ -11,10 +11,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedcore.errors import FedError, ShardError
-from launcher.plain import plain
+from launcher import completion
+from launcher.plain import plain, with_examples
 
-checkpoint = typer.Typer(help="Checkpoints: verify, show, export.", no_args_is_help=True)
-Place = Annotated[Path, typer.Argument(help="A run directory, or a checkpoint in it.")]
+checkpoint = typer.Typer(
+    help=with_examples(
+        """Checkpoints: verify, show, export.
+
+        Examples:
+        fedcore checkpoint show runs/default-v14-s0-1a2b3c4d
+        """
+    ),
+    no_args_is_help=True,
+)
+Place = Annotated[
+    Path,
+    typer.Argument(help="A run directory, or a checkpoint in it.", autocompletion=completion.runs),
+]
 OLDER = "an older checkpoint: --resume DIR"
 
 
@@ -23,7 +36,8 @@ OLDER = "an older checkpoint: --resume DIR"
 def verify(place: Place) -> None:
     """Hash every file of one or all checkpoints again and name each bad one (exit code 3).
 
-    Example: fedcore checkpoint verify runs/default-v14-s0-d1bca5b7
+    Examples:
+    fedcore checkpoint verify runs/default-v14-s0-1a2b3c4d
     """
     from launcher.checkpoint_stored import all_in
 
@@ -74,7 +88,9 @@ def _size(path: Path) -> str:
 def show(place: Place) -> None:
     """The checkpoints of a run; of one checkpoint its facts and every tensor.
 
-    Example: fedcore checkpoint show runs/default-v14-s0-d1bca5b7/checkpoints/round_00010
+    Examples:
+    fedcore checkpoint show runs/default-v14-s0-1a2b3c4d
+    fedcore checkpoint show runs/default-v14-s0-1a2b3c4d/checkpoints/round_00010
     """
     from launcher import checkpoint_tables
     from launcher.checkpoint_stored import all_in
@@ -90,8 +106,21 @@ def show(place: Place) -> None:
 @plain
 def export(
     place: Place,
-    what: Annotated[str, typer.Option(help="averaged, ensemble or prototypes.")] = "averaged",
-    form: Annotated[str, typer.Option("--format", help="safetensors or onnx.")] = "safetensors",
+    what: Annotated[
+        str,
+        typer.Option(
+            help="averaged, ensemble or prototypes.",
+            autocompletion=completion.one_of("averaged", "ensemble", "prototypes"),
+        ),
+    ] = "averaged",
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="safetensors or onnx.",
+            autocompletion=completion.one_of("safetensors", "onnx"),
+        ),
+    ] = "safetensors",
     out: Annotated[
         Path | None, typer.Option(help="Default: WHAT-CHECKPOINT.FORMAT in the run directory.")
     ] = None,
@@ -99,7 +128,9 @@ def export(
 ) -> None:
     """Write what a federated run learned to one file. docs/export.md shows how to load it.
 
-    Example: fedcore checkpoint export runs/default-v14-s0-d1bca5b7 --what ensemble
+    Examples:
+    fedcore checkpoint export runs/default-v14-s0-1a2b3c4d
+    fedcore checkpoint export runs/default-v14-s0-1a2b3c4d --what ensemble
     """
     from launcher.checkpoint_stored import chosen
     from launcher.exporting import Exporter, format_of, what_of

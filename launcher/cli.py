@@ -144,8 +144,17 @@ def config_path(name: str) -> Path:
         return shipped
     if Path(name).is_file():
         return Path(name)
-    way_out = nearest(name, shipped_configs())
-    raise ConfigError("--config", name, "a YAML file or a name in launcher/configs", way_out)
+    shipped_names = shipped_configs()
+    near = nearest(name, shipped_names)
+    way_out = near if near in shipped_names else "one of: " + ", ".join(_in_short(shipped_names))
+    there = ", and this is a folder" if name and Path(name).is_dir() else ""
+    want = f"a YAML file that is there, or a name in launcher/configs{there}"
+    raise ConfigError("--config", name, want, way_out)
+
+
+def _in_short(names: Sequence[str]) -> list[str]:
+    """Those that lie in a folder as one."""
+    return sorted({f"{n.partition('/')[0]}/..." if "/" in n else n for n in names})
 
 
 def stem(name: str) -> str:

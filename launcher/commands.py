@@ -13,22 +13,41 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from launcher import cli
+from launcher import cli, completion
 from launcher.checkpoint_commands import checkpoint
+from launcher.completion import Completing
 from launcher.doctor.command import doctor
 from launcher.lm_commands import lm
-from launcher.plain import Overrides, plain
+from launcher.plain import Overrides, plain, with_examples
 from launcher.shard_commands import shards
 from launcher.submit_commands import jobs, submit
 
 app = typer.Typer(
     name="fedcore",
-    help="Prepare data for, look into and check federated runs. Training: launcher/main.py.",
+    cls=Completing,
+    help=with_examples(
+        """Prepare data for, look into and check federated runs. Training: launcher/main.py.
+
+        Examples:
+        fedcore doctor
+        fedcore algorithms v14
+        fedcore report runs/v12 runs/v14
+        """
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 app.add_typer(shards, name="shards")
-study = typer.Typer(help="Runs and a report on one question.", no_args_is_help=True)
+study = typer.Typer(
+    help=with_examples(
+        """Runs and a report on one question.
+
+        Examples:
+        fedcore study lambda --quick
+        """
+    ),
+    no_args_is_help=True,
+)
 app.add_typer(study, name="study")
 app.add_typer(lm, name="lm")
 app.command()(doctor)
@@ -40,14 +59,19 @@ app.command()(jobs)
 @app.command()
 @plain
 def algorithms(
-    name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Explain this one.", autocompletion=completion.algorithms),
+    ] = None,
     extension: Annotated[
         list[Path] | None, typer.Option(help="Your own file with algorithms (repeatable).")
     ] = None,
 ) -> None:
     """The declared algorithms (algorithm.name in a configuration), or one of them in full.
 
-    Example: fedcore algorithms v13
+    Examples:
+    fedcore algorithms
+    fedcore algorithms v13
     """
     from fedcore import extensions
     from fedcore.algorithms import ALGORITHMS
@@ -79,7 +103,11 @@ def _explain(name: str) -> None:
 @app.command()
 @plain
 def metrics() -> None:
-    """Every metric that a rank serves, as a Markdown table (docs/metrics.md)."""
+    """Every metric that a rank serves, as a Markdown table (docs/metrics.md).
+
+    Examples:
+    fedcore metrics
+    """
     from fedcore.telemetry.catalogue import table
 
     typer.echo(table(), nl=False)
@@ -88,12 +116,17 @@ def metrics() -> None:
 @app.command()
 @plain
 def config(
-    key: Annotated[str | None, typer.Argument(help="Explain this key or section only.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Argument(help="Explain this key or section only.", autocompletion=completion.keys),
+    ] = None,
     schema: Annotated[bool, typer.Option(help="The JSON schema, for editors.")] = False,
 ) -> None:
     """Every key of a configuration with its values, default and effect (docs/config.md).
 
-    Example: fedcore config clients.width
+    Examples:
+    fedcore config clients.width
+    fedcore config --schema
     """
     from launcher import reference
 
@@ -108,13 +141,22 @@ def config(
 @app.command()
 @plain
 def watch(
-    run: Annotated[Path, typer.Argument(help="A run directory, or the folder of a list of runs.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="A run directory, or the folder of a list of runs.", autocompletion=completion.runs
+        ),
+    ],
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
     once: Annotated[bool, typer.Option(help="One picture, and end.")] = False,
 ) -> None:
     """Show a run live, from any shell that sees its directory; its lines where no terminal is.
 
-    Ends with the run. Example: fedcore watch runs/default-v14-s0-d1bca5b7
+    Ends with the run.
+
+    Examples:
+    fedcore watch runs/default-v14-s0-1a2b3c4d
+    fedcore watch runs/default-v14-s0-1a2b3c4d --once
     """
     from launcher.watch import main
 
@@ -124,10 +166,14 @@ def watch(
 @app.command()
 @plain
 def plot(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: Annotated[Path, typer.Argument(help="A run directory.", autocompletion=completion.runs)],
     out: Annotated[Path | None, typer.Option(help="Default: RUN/lambda.png.")] = None,
 ) -> None:
-    """Draw lambda against its equilibrium, the losses and the accuracy of a run."""
+    """Draw lambda against its equilibrium, the losses and the accuracy of a run.
+
+    Examples:
+    fedcore plot runs/default-v14-s0-1a2b3c4d --out lambda.png
+    """
     from fedcore.telemetry.plots import plot_lambda
 
     typer.echo(plot_lambda([run], out or run / "lambda.png"))
@@ -136,7 +182,12 @@ def plot(
 @app.command()
 @plain
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories, or lists of experiments.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run directories, or lists of experiments.", autocompletion=completion.runs
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="A .html file or a directory. Default: RUN/report, or runs/report-RUNS."),
@@ -144,7 +195,9 @@ def report(
 ) -> None:
     """Write one HTML file about a run, or about several side by side. See docs/reports.md.
 
-    Example: fedcore report runs/v12 runs/v14 --out runs/v12-v14.html
+    Examples:
+    fedcore report runs/default-v14-s0-1a2b3c4d
+    fedcore report runs/v12 runs/v14 --out runs/v12-v14.html
     """
     from launcher.report.report import report
 
@@ -154,22 +207,36 @@ def report(
 @app.command()
 @plain
 def compare(
-    configs: Annotated[list[str], typer.Argument(help="Names in launcher/configs, or YAML files.")],
-    algorithm: Annotated[list[str] | None, typer.Option(help="A row (repeatable).")] = None,
+    configs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Names in launcher/configs, or YAML files.", autocompletion=completion.configs
+        ),
+    ],
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(help="A row (repeatable).", autocompletion=completion.algorithms),
+    ] = None,
     alpha: Annotated[list[float] | None, typer.Option(help="A group (repeatable).")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each: seeds 0, 1, ...")] = 3,
     overrides: Overrides = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes of a run.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once.")] = 1,
     out: Annotated[Path | None, typer.Option(help="Default: runs/compare-CONFIGS.")] = None,
-    readout: Annotated[str, typer.Option(help="Compared: own, best or a name.")] = "own",
+    readout: Annotated[
+        str,
+        typer.Option(help="Compared: own, best or a name.", autocompletion=completion.readouts),
+    ] = "own",
     baseline: Annotated[str | None, typer.Option(help="Row to compare with; the first.")] = None,
     dry_run: Annotated[bool, typer.Option(help="List the runs and end.")] = False,
 ) -> None:
     """Train algorithms x alphas x seeds and put them into one table, paired by seed.
 
-    Stopped, it goes on when it is called again. Example:
-    fedcore compare default --algorithm v4 --algorithm v14 --alpha 0.05 --alpha 0.5 --jobs 2
+    Stopped, it goes on when it is called again.
+
+    Examples:
+    fedcore compare default --algorithm v4 --algorithm v14 --seeds 3 --jobs 2
+    fedcore compare default --alpha 0.05 --alpha 0.5 --dry-run
     """
     from launcher import comparing
     from launcher.grid import grid
@@ -200,6 +267,10 @@ def study_lambda(
     """What a learned lambda does in v10 ... v14: runs, and a report in one HTML file.
 
     Stopped, it goes on when it is called again. See docs/studies.md.
+
+    Examples:
+    fedcore study lambda --quick
+    fedcore study lambda --seeds 3 --jobs 2
     """
     from launcher.study import lambda_study
 

@@ -13,11 +13,17 @@ from rich.table import Table
 from fedcore.config_lm import LMConfig
 from fedcore.errors import ConfigError
 from launcher import cli, lm_compare_commands, lm_model_commands
-from launcher.plain import Config, Overrides, plain
-from launcher.rundir import storage
+from launcher.plain import Config, Overrides, plain, with_examples
 
 lm = typer.Typer(
-    help="Language models: what a configuration means, and what a run left.", no_args_is_help=True
+    help=with_examples(
+        """Language models: what a configuration means, and what a run left.
+
+        Examples:
+        fedcore lm params lm_small
+        """
+    ),
+    no_args_is_help=True,
 )
 for command in (
     lm_model_commands.params,
@@ -54,10 +60,14 @@ def memory(
 ) -> None:
     """What a run will remember of its steps and its start, before it is trained.
 
-    Writes memory.png and memory.json. Example:
+    Writes memory.png and memory.json.
+
+    Examples:
+    fedcore lm memory lm_small
     fedcore lm memory lm_small --set lm.schedule.name=ema_constant_wd
     """
     from fedcore.lm.memory_report import Report, rows
+    from launcher.rundir import storage
 
     said = [*(overrides or []), *([f"lm.steps={steps}"] if steps else [])]
     report = Report.of(lm_config(config, said), gradient_std, epoch)
@@ -79,7 +89,11 @@ def memory(
 @lm.command()
 @plain
 def schedules() -> None:
-    """The schedules of eta and lam (lm.schedule.name in a configuration)."""
+    """The schedules of eta and lam (lm.schedule.name in a configuration).
+
+    Examples:
+    fedcore lm schedules
+    """
     from fedcore.lm.schedules import LM_SCHEDULES
 
     table = Table("name", "lam", "about", box=None)

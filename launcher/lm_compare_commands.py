@@ -7,16 +7,23 @@ from typing import Annotated
 
 import typer
 
+from launcher import completion
 from launcher.plain import plain
 
 
 @plain
 def compare(
-    run_dir: Annotated[Path, typer.Argument(help="The run directory of a list of experiments.")],
+    run_dir: Annotated[
+        Path,
+        typer.Argument(
+            help="The run directory of a list of experiments.", autocompletion=completion.runs
+        ),
+    ],
 ) -> None:
     """Table and curves of a list of experiments, of what has been run so far.
 
-    Example: fedcore lm compare runs/cs336
+    Examples:
+    fedcore lm compare runs/cs336
     """
     from launcher import suite_table
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fedcore.config_lm import LMConfig
 from fedcore.errors import ConfigError
+from launcher import completion
 from launcher.plain import Config, Overrides, plain
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ def params(
 ) -> None:
     """How many parameters a model has, by part, and what training it holds and computes.
 
-    Example: fedcore lm params lm_small --set lm.model.width=768 --vocab 50257
+    Examples:
+    fedcore lm params lm_small
+    fedcore lm params lm_small --set lm.model.width=768 --vocab 50257
     """
     from launcher.lm_commands import lm_config
     from launcher.prepare_text import ids_of
@@ -120,7 +123,10 @@ def continued(
     return vocabulary.decode([*ids, *new]) if prompt else vocabulary.decode(new)
 
 
-Stored = Annotated[Path, typer.Argument(help="A checkpoint folder, or a run directory.")]
+Stored = Annotated[
+    Path,
+    typer.Argument(help="A checkpoint folder, or a run directory.", autocompletion=completion.runs),
+]
 
 
 @plain
@@ -135,7 +141,8 @@ def sample(
 ) -> None:
     """Continue a prompt with a trained model.
 
-    Example: fedcore lm sample runs/lm_small-s0-0123abcd --prompt "def " --tokens 100
+    Examples:
+    fedcore lm sample runs/lm_small-s0-0123abcd --prompt "def " --tokens 100
     """
     from launcher.lm_stored import load_stored, load_vocabulary
 
@@ -158,12 +165,18 @@ def export(
     checkpoint: Stored,
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     form: Annotated[
-        str, typer.Option("--format", help="llama or gpt2 (for transformers), or safetensors.")
+        str,
+        typer.Option(
+            "--format",
+            help="llama or gpt2 (for transformers), or safetensors.",
+            autocompletion=completion.one_of("llama", "gpt2", "safetensors"),
+        ),
     ] = "llama",
 ) -> None:
     """Write a trained model for other programs: config.json, model.safetensors, tokenizer.json.
 
-    Example: fedcore lm export runs/lm_small-s0-0123abcd exported --format llama
+    Examples:
+    fedcore lm export runs/lm_small-s0-0123abcd exported --format llama
     """
     from data_shards.text.tokenizers import ByteTokenizer, byte_library
     from fedcore.lm.export import export_model, format_of

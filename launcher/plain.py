@@ -1,7 +1,8 @@
-"""What the commands share: their usual arguments, and a user's mistake told in one line."""
+"""What the commands share: usual arguments, examples, and a user's mistake told in one line."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -10,13 +11,24 @@ from typing import Annotated, ParamSpec
 import typer
 
 from fedcore.errors import FedError
+from launcher import completion
 
 P = ParamSpec("P")
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="a.b=value", help="Override a key (repeatable)."),
+    typer.Option(
+        "--set",
+        metavar="a.b=value",
+        help="Override a key (repeatable).",
+        autocompletion=completion.overrides,
+    ),
 ]
-Config = Annotated[str, typer.Argument(help="A name in launcher/configs, or a YAML file.")]
+Config = Annotated[
+    str,
+    typer.Argument(
+        help="A name in launcher/configs, or a YAML file.", autocompletion=completion.configs
+    ),
+]
 
 
 @contextmanager
@@ -37,4 +49,10 @@ def plain(command: Callable[P, None]) -> Callable[P, None]:
         with plain_errors():
             command(*args, **kwargs)
 
+    wrapped.__doc__ = with_examples(command.__doc__ or "")
     return wrapped
+
+
+def with_examples(text: str) -> str:
+    """A help text whose lines from `Examples:` on are shown as they are, one below the other."""
+    return inspect.cleandoc(text).replace("\n\nExamples:\n", "\n\n\b\nExamples:\n")

@@ -15,24 +15,38 @@ from rich.progress import Progress
 
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError, ShardError
-from launcher import cli
-from launcher.plain import Overrides, plain
+from launcher import cli, completion
+from launcher.plain import Overrides, plain, with_examples
 
 if TYPE_CHECKING:
     from data_shards.folder import Folder
     from data_shards.manifest import Manifest
     from data_shards.text.manifest import TokenManifest
 
-shards = typer.Typer(help="Shards of data: make, verify, show.", no_args_is_help=True)
+shards = typer.Typer(
+    help=with_examples(
+        """Shards of data: make, verify, show.
+
+        Examples:
+        fedcore shards make default
+        """
+    ),
+    no_args_is_help=True,
+)
 
 Place = Annotated[
-    str, typer.Argument(help="A folder of shards, its URL, or the configuration that uses them.")
+    str,
+    typer.Argument(
+        help="A folder of shards, its URL, or the configuration that uses them.",
+        autocompletion=completion.configs,
+    ),
 ]
 Config = Annotated[
     str | None,
     typer.Argument(
         help="A name in launcher/configs, or a YAML file.",
         show_default="default; with --text lm_small",
+        autocompletion=completion.configs,
     ),
 ]
 Text = Annotated[
@@ -59,7 +73,8 @@ def make(
 ) -> None:
     """Deal a dataset out to clients, or text as tokens, unless undamaged shards are there.
 
-    Examples: fedcore shards make default --set data.alpha=0.5 --set clients.count=8;
+    Examples:
+    fedcore shards make default --set data.alpha=0.5 --set clients.count=8
     fedcore shards make --text notes/ --set lm.data.tokenizer=bpe
     """
     chosen = _chosen(config, text, overrides or [])
@@ -127,7 +142,11 @@ def _folder(place: str, overrides: list[str] | None) -> Folder:
 @shards.command()
 @plain
 def verify(place: Place = "default", overrides: Overrides = None) -> None:
-    """Hash and read every shard again, and name each that a run would refuse (exit code 3)."""
+    """Hash and read every shard again, and name each that a run would refuse (exit code 3).
+
+    Examples:
+    fedcore shards verify default
+    """
     from data_shards.manifest import WAY_OUT
     from data_shards.text.manifest import load_any
     from data_shards.verify import problems
@@ -163,7 +182,8 @@ def show(
 ) -> None:
     """Which client holds how many samples of which class, or documents and tokens.
 
-    Example: fedcore shards show default --png clients.png
+    Examples:
+    fedcore shards show default --png clients.png
     """
     from data_shards.text.manifest import load_any
     from launcher.doctor.table import PIPE_WIDTH

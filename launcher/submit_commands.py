@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from launcher import completion
 from launcher.plain import Config, Overrides, plain
 
 Words = list[str] | None
@@ -50,7 +51,10 @@ def submit(
     array_limit: Annotated[int | None, typer.Option(min=1, help="Tasks at once.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Default: as launcher/main.py.")] = None,
     resume: Annotated[
-        str, typer.Option(help="auto, never, or a directory to start from.")
+        str,
+        typer.Option(
+            help="auto, never, or a directory to start from.", autocompletion=completion.resume
+        ),
     ] = "auto",
     report: Annotated[bool, typer.Option(help="A job that writes the report afterwards.")] = True,
     report_after: Annotated[
@@ -83,7 +87,8 @@ def submit(
 ) -> None:
     """Check a configuration and submit it to Slurm; see docs/operations.md, Slurm.
 
-    Examples: fedcore submit default --nodes 4 --time 24:00:00
+    Examples:
+    fedcore submit default --nodes 4 --time 24:00:00
     fedcore submit lm/cs336 --array-limit 4
     fedcore submit smoke --gpus-per-node 0 --ranks-per-node 2 --dry-run
     """
@@ -134,7 +139,10 @@ def jobs(
 ) -> None:
     """This user's runs: job, state in the queue, how far, how well, how often resumed, where.
 
-    Without Slurm, the runs in FOLDER. Example: fedcore jobs --all
+    Without Slurm, the runs in FOLDER.
+
+    Examples:
+    fedcore jobs --all
     """
     from launcher import jobs as found
     from launcher import jobs_table, slurm

@@ -19,6 +19,7 @@ FLOORS = {
     "fedcore.config": 0,
     "fedcore.config_text": 0,
     "fedcore.config_words": 0,
+    "fedcore.config_yaml": 0,
     "fedcore.config_section": 0,
     "fedcore.config_lm": 0,
     "fedcore.config_data": 0,

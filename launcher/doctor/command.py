@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from launcher import cli
+from launcher import cli, completion
 from launcher.doctor.main import Options, visit
 from launcher.plain import Overrides, plain
 
@@ -21,7 +21,12 @@ VERDICT = "FEDCORE_DOCTOR_VERDICT"  # a file for the exit code: torchrun would a
 @plain
 def doctor(
     ranks: Annotated[int, typer.Option(min=1, help="Start so many ranks on this machine.")] = 1,
-    config: Annotated[str, typer.Option(help="A name in launcher/configs, or a file.")] = "default",
+    config: Annotated[
+        str,
+        typer.Option(
+            help="A name in launcher/configs, or a file.", autocompletion=completion.configs
+        ),
+    ] = "default",
     overrides: Overrides = None,
     folder: Annotated[Path | None, typer.Option(help="Of runs. Default: runs, or here.")] = None,
     patience: Annotated[
@@ -37,8 +42,12 @@ def doctor(
 ) -> None:
     """Check what this machine, or a cluster, has for fedcore; exit code 1 if something is missing.
 
-    On all ranks of a job: torchrun --nproc_per_node=8 -m launcher.doctor, or srun python -m
-    launcher.doctor. See docs/operations.md.
+    On all ranks of a job it is a module, launcher.doctor. See docs/operations.md.
+
+    Examples:
+    fedcore doctor --ranks 2
+    torchrun --nproc_per_node=8 -m launcher.doctor
+    srun python -m launcher.doctor
     """
     if ranks > 1:
         raise typer.Exit(start(ranks, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Does every command of README and docs run? Each is run as it stands there, but small."""
+"""Does every command of README, docs and --help run? Each as it stands there, but small."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from PIL import Image
 from tests import published
 from tests.docs_test import BLOCKS
 from tests.procs.runs import ROOT
+from tests.unit.help_test import EXAMPLES, TRAINING
 
 pytestmark = [pytest.mark.procs, pytest.mark.long]
 
@@ -34,12 +35,13 @@ ELSEWHERE = {  # what wants more than this machine, or is run by a test of its o
     r"torchrun .*lm/cs336(?!.*--list)": "tests/procs/experiments_test.py",
     r".*--config smoke --set (algorithm|model|data|extensions)": "tests/procs/extending_test.py",
 }
+SAID = BLOCKS | {"--help": [*EXAMPLES, *TRAINING]}
 FIRST = r"(\S+=\S+ )?(\.venv/bin/)?((fedcore|torchrun|python|make|srun|docker|kubectl) .*)"
 
 
 def commands(page: str) -> list[str]:
     """Those of a page that are run here, in their order."""
-    lines = "\n".join(BLOCKS[page]).splitlines()
+    lines = "\n".join(SAID[page]).splitlines()
     found = [match[3] for line in lines if (match := re.match(FIRST, line.strip()))]
     return [line for line in found if not any(re.match(word, line) for word in ELSEWHERE)]
 
@@ -53,6 +55,7 @@ NAMES = {  # what the docs call what is there
     r"\bRUN\b": "runs/done",
     r"runs/default-v14-s0-\w+": "runs/done",
     r"runs/lm_small-s0-\w+": "runs/lm",
+    r"round_00010\b": "round_00001",
     r"runs/(cs336|schedules|memory_study)\b": "runs/list",
 }
 SMALL = ("rounds=1", "clients.local_epochs=1", "metrics.enabled=false", "metrics.targets=null")
@@ -118,7 +121,7 @@ def in_place(line: str) -> str:
     return line
 
 
-@pytest.mark.parametrize("page", [page for page in BLOCKS if commands(page)])
+@pytest.mark.parametrize("page", [page for page in SAID if commands(page)])
 def test_the_commands_of_a_page_run_one_after_another(place: Path, page: str) -> None:
     for line in commands(page):
         done = ran(place, small(shlex.split(in_place(line), comments=True)))
@@ -157,4 +160,4 @@ def small(words: list[str]) -> list[str]:
 
 def test_what_is_run_elsewhere_is_known() -> None:
     assert all((ROOT / place).exists() for place in ELSEWHERE.values())
-    assert sum(len(commands(page)) for page in BLOCKS) > 60
+    assert sum(len(commands(page)) for page in SAID) > 90

@@ -119,7 +119,7 @@ def test_a_damaged_index_names_its_folder(tmp_path: Path, index: str) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     (folder / "index.json").write_text('{"format": 99, "facts": {}}')
-    with pytest.raises(ConfigError, match="checkpoint format 5"):
+    with pytest.raises(ConfigError, match="format 99, and this fedcore reads 5"):
         Checkpoint(folder)
 
 

@@ -24,7 +24,7 @@ from launcher.entry import _same, identity
         ("evaluate.every=0", ["evaluate.every", "want a whole number ≥ 1. Try 1"]),
         ("algorithm.rule.aneal=linear", ["algorithm.rule.aneal", "Try algorithm.rule.anneal"]),
         ("rounds=many", ["rounds", "'many'", "a whole number ≥ 1. Try 10"]),
-        ("algorithm.base=[1]", ["algorithm.base.0", "1", "valid string"]),
+        ("algorithm.base=[1]", ["algorithm.base.0", "1", "a text"]),
         ("algorithm.terms={supcon: {temperature: hot}}", ["supcon.temperature", "'hot'"]),
         ("rounds=2.5", ["rounds", "2.5", "a whole number"]),
         ("data.alpha=0", ["data.alpha", "0", "a number > 0"]),
@@ -34,7 +34,7 @@ from launcher.entry import _same, identity
         ("data=5", ["data", "5", "a section", "Try fedcore config data"]),
         ("clients.per_round=50", ["clients.per_round", "50", "clients.count=16"]),
         ("clients={batch_size: 1, views: 1}", ["clients.views", "at least two images"]),
-        ("rounds=true", ["rounds", "True", "a whole number"]),
+        ("rounds=true", ["rounds", "true", "a whole number"]),
         ("data.alpha=1e308", ["data.alpha", "1e308"]),
         ("server.heartbeat=0.5", ["server.heartbeat", "0.5", "3"]),
         (

@@ -141,7 +141,7 @@ def test_a_source_without_a_download_says_which_have_one(tmp_path: Path) -> None
 
 
 def test_a_download_needs_a_place() -> None:
-    with pytest.raises(ConfigError, match=r"data\.root: got None.*/datasets/svhn"):
+    with pytest.raises(ConfigError, match=r"data\.root: got null.*/datasets/svhn"):
         download("svhn", None)
 
 

@@ -110,7 +110,7 @@ def test_damage_names_the_shard_and_the_way_out(folder: Path, damage, words: str
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format_version": 3}, "format_version"),
+        ({"format_version": 3}, "is of format 3"),
         ({"classes": "ten"}, "classes"),
         ({"unknown": 1}, "unknown"),
         (

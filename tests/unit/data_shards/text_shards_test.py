@@ -133,7 +133,7 @@ def test_damage_names_the_file_and_the_way_out(tmp_path: Path, name, damage, wor
         (lambda m: m["vocabulary"].update(end=257), "end 257 of 257"),
         (lambda m: m.update(dtype="uint32"), "257 tokens as uint32"),
         (lambda m: m["held_out"]["shards"][0].update(file="../00000.tar"), "held_out.shards"),
-        (lambda m: m.update(format_version=2), "format_version"),
+        (lambda m: m.update(format_version=2), "is of format 2"),
     ],
 )
 def test_a_manifest_that_contradicts_itself(tmp_path: Path, change, words: str) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from fedcore.config import RunConfig
 from fedcore.errors import ConfigError
-from fedcore.telemetry.events import Event, ResumeEvent
+from fedcore.telemetry.events import Event, LMClientEvent, ResumeEvent
 from launcher.report import geometry, settings
 from launcher.report.accuracy import accuracy
 from launcher.report.chosen import MOST, collect
@@ -132,6 +132,24 @@ def test_a_language_model_has_the_numbers_of_the_file(tmp_path: Path) -> None:
     assert run["lm_eval"]["perplexity"] == [12.18]
     assert {"2.5000", "12.2", "1,234"} <= set(found.text.split())
     assert "What the run remembers" in found.text
+
+
+def test_language_models_stand_side_by_side_with_their_clients_and_times(tmp_path: Path) -> None:
+    folders = []
+    for name, fall in (("slow", 400), ("fast", 100)):
+        told = [
+            LMClientEvent(s, k, loss=4 - s / fall + k, drift=0.01 * s)
+            for s in (100, 200)
+            for k in (0, 1)
+        ]
+        steps = [step_event(s, loss=4 - s / fall) for s in (100, 200)]
+        folder = stored(tmp_path / name, [*steps, *told, eval_event(200)], {"lm": {"steps": 200}})
+        folders.append(complete(folder, kind="lm", phase_seconds={"train": 2000.0 / fall}))
+    found = Page(report(folders, tmp_path / "both.html"))
+    assert [run["name"] for run in found.data["runs"]] == ["slow", "fast"]
+    for title in ("memory of the runs", "clients over steps", "Seconds of the whole run by phase"):
+        assert title in found.file.read_text()
+    assert {"5.0", "20.0"} <= set(found.text.split())
 
 
 # -- sections
