@@ -94,12 +94,30 @@ SCHEDULES.add("consensus", Consensus())
 
 
 def schedule_of(said: Named, key: str = "algorithm.rule.anneal") -> Schedule:
-    """The schedule of a name, with its settings if some are given; else `ConfigError`."""
-    if isinstance(said, str):
-        return SCHEDULES.get(said, key)
+    """The schedule of a name, with its settings if some are given.
+
+    `ConfigError` for an unknown name or setting, and for a factor outside of [0, 1].
+    """
+    schedule = SCHEDULES.get(said, key) if isinstance(said, str) else _with_settings(said, key)
+    _check_range(schedule, said, key)
+    return schedule
+
+
+def _with_settings(said: dict[str, dict[str, float]], key: str) -> Schedule:
     if len(said) != 1:
         raise ConfigError(key, said, "one schedule", f"{key}=cosine")
     ((name, given),) = said.items()
     schedule = SCHEDULES.get(name, key)
     check_settings(schedule, given, f"{key}.{name}")
     return replace(schedule, **given) if is_dataclass(schedule) else schedule
+
+
+def _check_range(schedule: Schedule, said: Named, key: str) -> None:
+    """Tried over a whole run: a factor above 1 or below 0 would be a slip, and turn signs round."""
+    p = torch.linspace(0, 1, 41, dtype=torch.float64)
+    values = schedule(Progress(p, p, p, p))
+    wrong = ~((values >= 0) & (values <= 1))
+    if wrong.any():
+        at = int(wrong.nonzero()[0])
+        want = f"factors from 0 to 1, and at p = {float(p[at]):g} it gives {float(values[at]):g}"
+        raise ConfigError(key, said, want, "clamp(0, 1) in the schedule")

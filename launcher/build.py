@@ -53,7 +53,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 def check_names(config: RunConfig) -> Algorithm:
     """The resolved algorithm, with every name in the configuration looked up."""
     algorithm = resolve(config.algorithm)
-    SOURCES.get(config.data.source)
+    _check_source(config)
     MODELS.get(config.model.name)
     check_settings(
         COMBINES.get(algorithm.combine),
@@ -66,6 +66,17 @@ def check_names(config: RunConfig) -> Algorithm:
     _check_discarding(config, algorithm)
     check_readout(algorithm, config.clients.keep_models)
     return algorithm
+
+
+def _check_source(config: RunConfig) -> None:
+    """`ConfigError` for a key that the source would pass over in silence."""
+    data, source = config.data, SOURCES.get(config.data.source)
+    if source.bundled and data.root is not None:
+        want = f"nothing: {data.source} comes with a package and reads no folder"
+        raise ConfigError("data.root", str(data.root), want, "data.source=image_folder")
+    if data.size is not None and "size" not in source.takes:
+        want = f"nothing: images of {data.source} have their own size"
+        raise ConfigError("data.size", data.size, want, "leaving it out")
 
 
 def _check_discarding(config: RunConfig, algorithm: Algorithm) -> None:

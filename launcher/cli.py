@@ -48,7 +48,12 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--config", default="default", help="a name in launcher/configs, or a YAML file")
+    add(
+        "--config",
+        default="default",
+        action=_Once,
+        help="a name in launcher/configs, or a YAML file",
+    )
     add(
         "--set",
         dest="overrides",
@@ -71,6 +76,21 @@ def parser() -> argparse.ArgumentParser:
     add("--experiment", metavar="NAME|NUMBER", help="of a list of experiments, only this one")
     add("--list", action="store_true", help="print the runs of a list of experiments, and end")
     return parser
+
+
+class _Once(argparse.Action):
+    """An option that stands for one thing: a second one would win in silence."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) != self.default:
+            parser.error(f"{option_string} is given twice; settings of one's own go into --set")
+        setattr(namespace, self.dest, values)
 
 
 def _named_path(text: str) -> Path:

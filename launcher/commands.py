@@ -95,9 +95,20 @@ def _explain(name: str) -> None:
     algorithm = ALGORITHMS.get(name)
     typer.echo(f"{name}: {algorithm.about}\n")
     typer.echo("\n".join(formulas(algorithm)))
+    if place := _place_of(algorithm):
+        typer.echo(f"\nTo change it in a file of your own (docs/extending.md): {place}")
     typer.echo("\nThe same in a configuration; every key may be changed:\n")
     said = {"algorithm": {"name": name, **settings(algorithm)}}
     typer.echo(yaml.safe_dump(said, sort_keys=False, default_flow_style=None))
+
+
+def _place_of(algorithm: object) -> str:
+    """How a file of a user's imports the declaration; empty if it has no name of its own."""
+    for module in [m for name, m in sys.modules.items() if name.startswith("fedcore.algorithms.")]:
+        for name, value in vars(module).items():
+            if value is algorithm and name.isupper() and not name.startswith("_"):
+                return f"from {module.__name__} import {name}"
+    return ""
 
 
 @app.command()

@@ -15,6 +15,7 @@ from fedcore.server.comm import together
 from launcher import entry, rundir, world
 from launcher.cli import Request
 from launcher.kind import Kind
+from launcher.telling import tell
 
 
 def kind_of(config: RunConfig) -> Kind:
@@ -26,6 +27,12 @@ def kind_of(config: RunConfig) -> Kind:
     from launcher.lm_job import LanguageModel
 
     return LanguageModel(config)
+
+
+def _words(error: Exception) -> str:
+    """The exception in one line, with what was noted on its way: which loss term it came from."""
+    notes = getattr(error, "__notes__", [])
+    return " ".join([f"{type(error).__name__}: {error}", *notes])
 
 
 MEETING = 10.0  # seconds for the other ranks to meet the same unexpected error
@@ -59,7 +66,7 @@ class Job:
             code = self._end_badly(Unexpected(self._rank, words), alone=True)
         except Exception as error:
             traceback.print_exc()
-            told = Unexpected(self._rank, f"{type(error).__name__}: {error}")
+            told = Unexpected(self._rank, _words(error))
             code = self._end_badly(told, alone=not self._met_by_all())
         return code
 
@@ -130,8 +137,9 @@ class Job:
 
     def _end_badly(self, error: FedError, alone: bool) -> int:
         """Tell, and leave a summary. alone: not all ranks met it; rank 0 may be the lost one."""
-        if self._rank == 0 or alone:
-            print(f"fedcore: {error}", file=sys.stderr, flush=True)
+        speaks = self._rank == 0 or alone
+        tell(str(error), here=speaks)
+        if speaks:
             self._leave_summary(error)
         self.is_alone = alone
         if not alone:

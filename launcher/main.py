@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from fedcore.errors import FedError
 from launcher import cli
+from launcher.telling import tell
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,11 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 job.dry_run(request)
             return 0
     except FedError as error:
-        if first:
-            print(f"fedcore: {error}", file=sys.stderr)
+        tell(str(error), here=first)
         return error.exit_code
     except (MemoryError, RuntimeError) as error:  # a model larger than this machine
-        print(f"fedcore: this configuration cannot be built here: {error}", file=sys.stderr)
+        tell(f"this configuration cannot be built here: {error}", here=True)
         return 2
     return job.Job(request)()
 

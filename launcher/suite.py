@@ -32,6 +32,7 @@ from launcher.suite_state import (
     record,
     state,
 )
+from launcher.telling import tell
 
 STOPPED = Stopped.exit_code
 
@@ -95,8 +96,8 @@ class Suite:
             code = self._all(here)
             self._tell(here, code)
         except FedError as error:
-            if world.Place.of(os.environ).rank == 0 or isinstance(error, CollectiveError):
-                print(f"fedcore: {error}", file=sys.stderr, flush=True)
+            first = world.Place.of(os.environ).rank == 0
+            tell(str(error), here=first or isinstance(error, CollectiveError))
             return error.exit_code
         if self.job is None or not self.job.is_alone:
             here.leave(together=True)
@@ -106,7 +107,7 @@ class Suite:
         """A peer is gone: the job at work tells it and ends the process."""
         if self.job is not None:
             self.job.lost(error)
-        print(f"fedcore: {error}", file=sys.stderr, flush=True)
+        tell(str(error), here=True)
         os._exit(error.exit_code)
 
     def _enter(self, here: world.World) -> None:

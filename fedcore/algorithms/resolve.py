@@ -20,7 +20,7 @@ from fedcore.objective.guards import (
     NoGuard,
 )
 from fedcore.objective.learners import GradNorm, Hypergradient, Learner, Uncertainty
-from fedcore.objective.terms import TERMS, Term, reads_anchors
+from fedcore.objective.terms import TERMS, Term, reads_anchors, shape_of
 from fedcore.objective.weighting import Fixed, FromEntropy, LambdaRule, Slot
 from fedcore.registry import nearest
 from fedcore.schedule import schedule_of
@@ -82,6 +82,10 @@ def _check(algorithm: Algorithm) -> None:
         raise ConfigError("algorithm.base", [], "at least one loss term", "[cross_entropy]")
     if len(set(names)) < len(names):
         raise ConfigError("algorithm.base", list(names), "each loss term once", "leaving one out")
+    for term in algorithm.terms:
+        if shape := shape_of(term):
+            want = f"a loss term that gives one number, and this gives {list(shape)}"
+            raise ConfigError("algorithm.base", term_name(term), want, "view.mean(...) of the rows")
     if algorithm.anchor is None and _needs_anchors(algorithm):
         raise ConfigError("algorithm.anchor", None, "anchors, since the losses need some", "etf")
     if algorithm.control_variates and algorithm.mode != "averaged":

@@ -115,15 +115,29 @@ class _WithoutAnchors(View):
 
 def reads_anchors(term: Term) -> bool:
     """Whether the term looks at `view.anchors`: it is tried on a batch that has none."""
-    z, P, y = torch.eye(2), torch.eye(2), torch.tensor([0, 1])
-    ones, both = torch.ones(2), {"prototypes": P}
     try:
-        term(_WithoutAnchors(z, z @ P.T, P, P, P, y, ones, torch.tensor([1, 1]), both, both))
+        term(_small(_WithoutAnchors))
     except _Asked:
         return True
     except Exception:  # a term that wants more of a batch: training will tell
         return False
     return False
+
+
+def shape_of(term: Term) -> tuple[int, ...]:
+    """The shape of what the term gives for a small batch; () is right, also if it cannot be tried
+    on that."""
+    try:
+        return tuple(term(_small(View)).shape)
+    except Exception:
+        return ()
+
+
+def _small(kind: type[View]) -> View:
+    """Two samples of two classes in two dimensions."""
+    z, P, y, ones = torch.eye(2), torch.eye(2), torch.tensor([0, 1]), torch.ones(2)
+    both = {"prototypes": P}
+    return kind(z, z @ P.T, P, P, P, y, ones, torch.tensor([1, 1]), both, both)
 
 
 for _term in (

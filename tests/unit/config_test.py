@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from fedcore.config import OPERATIONAL, RunConfig
 from fedcore.config_text import known_keys, with_overrides
@@ -239,3 +240,34 @@ def test_a_run_of_an_older_fedcore_lacks_a_key_and_is_the_same_run() -> None:
         _same(older, mine | {"clients.carry_momentum": True}, Path("run"))
     with pytest.raises(ConfigError, match=r"gone\.key: 1 -> None"):
         _same(older | {"gone.key": 1}, mine, Path("run"))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["data.root=/tmp"], "data.root: got '/tmp', want nothing: digits comes with a package"),
+        (["data.size=16"], "data.size: got 16, want nothing: images of digits have their own size"),
+    ],
+)
+def test_a_key_that_the_dataset_would_pass_over_is_told(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_names(cli.load_config("smoke", words))
+    assert told in str(error.value)
+
+
+def test_a_second_configuration_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.parser().parse_args(["--config", "smoke", "--config", "default"])
+    assert "--config is given twice" in capsys.readouterr().err
+
+
+def test_torchrun_is_given_the_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own report then ends with them, and not with advice on tracebacks."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setenv("RANK", "1")
+    assert main.main(["--config", "smoek"]) == 2
+    assert capsys.readouterr().err == ""
+    failure = ProcessFailure(0, 1, 2, str(tmp_path / "error.json"))
+    assert "Try smoke" in ChildFailedError("run", {1: failure}).format_msg().splitlines()[-2]

@@ -78,3 +78,9 @@ def test_a_wrong_schedule_is_told(decay: None, said: dict, words: str) -> None:
     with pytest.raises(ConfigError) as told:
         schedule_of(said, "clients.lr_schedule")
     assert words in str(told.value)
+
+
+def test_a_schedule_that_leaves_0_to_1_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEDULES._things, "rising", lambda at: 0.5 + at.p)
+    with pytest.raises(ConfigError, match=r"from 0 to 1, and at p = 0\.525 it gives 1\.025"):
+        schedule_of("rising")

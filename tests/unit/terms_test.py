@@ -8,6 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedcore.algorithms import resolve
+from fedcore.config_algorithm import AlgorithmConfig
+from fedcore.errors import ConfigError
 from fedcore.objective import terms
 from fedcore.objective.view import View
 
@@ -128,3 +131,15 @@ def test_every_term_of_an_idle_client_is_finite() -> None:
 def test_a_single_present_class_is_masked_per_batch() -> None:
     v = view(weight=[1, 0, 1, 0, 0, 1])
     assert v.present.tolist() == [1, 0, 0]
+
+
+def test_a_term_that_gives_more_than_a_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(terms.TERMS._things, "rows", lambda view: view.features.sum(1))
+    with pytest.raises(ConfigError, match=r"gives one number, and this gives \[2\]"):
+        resolve(AlgorithmConfig.model_validate({"name": "v4", "base": ["rows"]}))
+
+
+def test_who_reads_anchors_is_known_by_trying() -> None:
+    asking = {n for n, term in terms.TERMS if terms.reads_anchors(term)}
+    named = {n for n in terms.TERMS.names() if "anchor" in n}
+    assert asking == named | {"dot_regression", "balanced_softmax"}
