@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedcore.algorithms.algorithm import ALGORITHMS, Algorithm, term_name
+from fedcore.algorithms.server_rules import DECAYS, SERVER_RULES, ServerRule
 from fedcore.config_algorithm import AlgorithmConfig, HingeConfig, LearnedConfig, RuleConfig
 from fedcore.errors import ConfigError
 from fedcore.objective.anchors import ANCHORS
@@ -39,7 +40,7 @@ PLAIN = (
 """Fields of an algorithm that a configuration replaces as they are."""
 
 LARGEST_SETTING = 1e5
-MAY_BE_ZERO = ("mu", "gamma", "power")
+MAY_BE_ZERO = ("mu", "gamma", "power", *DECAYS)
 """Settings in which 0 switches something off; others divide, or scale a loss away."""
 
 OF_HOLDERS = ("mean_of_present", "by_samples")
@@ -58,6 +59,8 @@ def resolve(config: AlgorithmConfig) -> Algorithm:
             changes[group] = tuple(TERMS.get(name, f"algorithm.{group}") for name in names)
     if config.combine_settings:
         changes["combine_settings"] = tuple(sorted(config.combine_settings.items()))
+    if config.server is not None:
+        changes["server"] = _resolve_server(declared.server, config.server)
     ruled = config.rule != RuleConfig() or declared.rule != LambdaRule()
     if ruled and not changes.get("align", declared.align):
         want = "a term for lambda to weigh: without one no rule can act"
@@ -94,6 +97,12 @@ def _check(algorithm: Algorithm) -> None:
     if algorithm.control_variates and algorithm.fuse != "mean":
         want = "mean, since control variates are not matched with the neurons"
         raise ConfigError("algorithm.fuse", algorithm.fuse, want, "mean")
+    if algorithm.server is not None and algorithm.mode != "averaged":
+        want = "averaged, since algorithm.server steps from an averaged model"
+        raise ConfigError("algorithm.mode", algorithm.mode, want, "averaged")
+    if algorithm.server is not None and algorithm.fuse != "mean":
+        want = "mean, since algorithm.server goes by how far the clients' mean has come"
+        raise ConfigError("algorithm.fuse", algorithm.fuse, want, "mean")
     if algorithm.upload == "mean_features" and algorithm.combine not in OF_HOLDERS:
         want = "a rule that leaves out clients without the class: they have no mean feature"
         raise ConfigError("algorithm.combine", algorithm.combine, want, "by_samples")
@@ -128,12 +137,30 @@ def check_settings(function: Callable[..., Any], setting: Mapping[str, float], k
         if name not in known:
             way_out = nearest(name, known) if known else "none: it has no settings"
             raise ConfigError(f"{key}.{name}", value, "a known setting", way_out)
+        if isinstance(defaults[name], bool) != isinstance(value, bool):
+            want = "true or false" if isinstance(defaults[name], bool) else "a number"
+            raise ConfigError(f"{key}.{name}", value, want, str(defaults[name]).lower())
+        if isinstance(value, bool):
+            continue
         least = 0.0 if name in MAY_BE_ZERO else 1e-9
         if not least <= value <= LARGEST_SETTING:
             want = f"a number from {least:g} to {LARGEST_SETTING:g}"
             raise ConfigError(f"{key}.{name}", value, want, "1.0")
         if isinstance(defaults[name], int) and value != int(value):
             raise ConfigError(f"{key}.{name}", value, "a whole number", str(defaults[name]))
+
+
+def _resolve_server(
+    declared: ServerRule | None, given: Mapping[str, Mapping[str, float]]
+) -> ServerRule | None:
+    """The rule of that name. Settings that are not given stay the algorithm's own, if it has it."""
+    for name, settings in given.items():  # one, or none
+        kind = SERVER_RULES.get(name)
+        check_settings(kind, settings, f"algorithm.server.{name}")
+        if declared is not None and type(declared) is kind:
+            return replace(declared, **settings)
+        return kind(**settings)
+    return None
 
 
 def _resolve_rule(rule: LambdaRule, config: RuleConfig) -> LambdaRule:
