@@ -60,6 +60,8 @@ class Momentum:
     """m <- momentum m + D; w <- w + lr m, with nesterov w + lr (D + momentum m).
 
     Hsu et al. 2019 (FedAvgM). Without momentum lr is the server's learning rate (SCAFFOLD's eta_g).
+    lm/outer.py has a step like it with weight decay: the wing of language models imports no
+    algorithms.
     """
 
     lr: float = 1.0
