@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainValidator, field_validator, model_validator
 
 from fedcore.config_section import Named, Number, Positive, PositiveFloat, Section, Share
 
@@ -131,6 +131,16 @@ class RuleConfig(Section):
     """lambda = bound * sigmoid(theta), with theta learned; 0 = no bound."""
 
 
+def _number_or_switch(value: Any) -> float | bool:
+    """As `Number`, and true and false stay what they are."""
+    if isinstance(value, bool):
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError("a number, or true or false") from None
+
+
 class AlgorithmConfig(Section):
     """A declared algorithm by name, and what this run changes in it (null = as declared)."""
 
@@ -160,5 +170,20 @@ class AlgorithmConfig(Section):
     """Settings of that rule, e.g. {steps: 200, gamma: 1} of server_optimised."""
     fuse: str | None = None
     """How whole models become one: mean (by samples), optimal_transport (neurons matched first)."""
+    server: dict[str, dict[str, Annotated[float, PlainValidator(_number_or_switch)]]] | None = None
+    """The server's step from the clients' mean: momentum, adagrad, yogi, adam, or one of them with
+    settings, e.g. {adam: {lr: 0.1}}; {} = it takes the mean as it is."""
     readout: str | None = None
     """The read-out that `test_accuracy` reports."""
+
+    @field_validator("server", mode="before")
+    @classmethod
+    def _name_alone(cls, value: Any) -> Any:
+        return {value: {}} if isinstance(value, str) else value
+
+    @field_validator("server")
+    @classmethod
+    def _one_rule(cls, value: dict[str, dict[str, float]] | None) -> Any:
+        if value is not None and len(value) > 1:
+            raise ValueError("one rule: its name, or {name: {setting: value}}")
+        return value

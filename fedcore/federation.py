@@ -118,16 +118,8 @@ class Federation:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint: the run then equals one that was never stopped."""
         checkpoint.load_into(self.group.state, self.group.clients)
-        held, facts, state = checkpoint.shared("server"), checkpoint.facts, self.server.state
-        state.prototypes = held["prototypes"]
-        weights = {
-            k.removeprefix("weights/"): v for k, v in held.items() if k.startswith("weights/")
-        }
-        like = self.group.model.prototypes
-        state.weights = {k: v.to(like.device) for k, v in weights.items()} or None
-        control = {k.removeprefix("control/"): v for k, v in held.items() if "control/" in k}
-        if control:
-            state.control = self._layout.row(control).to(like.device)
+        facts, state = checkpoint.facts, self.server.state
+        state.fill(checkpoint.shared("server"), self._layout, self.group.device)
         state.first_spread, state.prototype_std = facts["first_spread"], facts["prototype_std"]
         self.outcome, self._trained = Outcome(**facts["outcome"]), set(facts["trained"])
         if facts["within"]:
@@ -229,10 +221,10 @@ class Federation:
         algorithm, state, fold = self.group.algorithm, self.server.state, self._fold
         if fold is not None:
             share = math.fsum(fold.shares[k] for k in clients)
-            state.weights = fold.models_mean(self.comm.sum(fold.total), share)
+            self.server.take(fold.models_mean(self.comm.sum(fold.total), share))
             self.group.fold = self._fold = None
         elif algorithm.mode == "averaged":
-            state.weights = self._fuse(clients)
+            self.server.take(self._fuse(clients))
         if algorithm.control_variates:  # c is the mean of all c_k, at every time
             controls = ControlsOf(self.group, self._shares(self.server.clients))
             like = {"control": state.control}
@@ -315,11 +307,7 @@ class Federation:
     def _contents(self) -> Contents:
         """What a checkpoint keeps of this rank: between two rounds, or in the middle of one."""
         state, group = self.server.state, self.group
-        tensors = {"prototypes": state.prototypes, "anchors": self.server.anchors}
-        tensors |= {f"weights/{k}": v for k, v in (state.weights or {}).items()}
-        if len(state.control):
-            control = self._layout.views(state.control[None])
-            tensors |= {f"control/{k}": v[0] for k, v in control.items()}
+        tensors = {**state.tensors(self._layout), "anchors": self.server.anchors}
         own = {"clients": Rows(group.clients, group.state.tensors())}
         within = None
         if group.within is not None and self._pauses_taken:

@@ -22,7 +22,8 @@ LEAST = 1e-9  # of what is above 0
 def check_settings(thing: Callable[..., Any], given: Mapping[str, Any], key: str) -> None:
     """`ConfigError` unless each setting is one of `thing` and in its range.
 
-    A setting is a number from 0 to 100,000: whole if its default is, above 0 if it is a `Divisor`.
+    A setting is a number from 0 to 100,000: whole if its default is, above 0 if it is a `Divisor`;
+    or true or false, where its default is.
     """
     defaults = defaults_of(thing)
     kinds = get_type_hints(_annotated(thing), include_extras=True)
@@ -30,6 +31,12 @@ def check_settings(thing: Callable[..., Any], given: Mapping[str, Any], key: str
         if name not in defaults:
             way_out = nearest(name, list(defaults)) if defaults else "none: it has no settings"
             raise ConfigError(f"{key}.{name}", value, "a known setting", way_out)
+        if isinstance(defaults[name], bool):
+            if not isinstance(value, bool):
+                raise ConfigError(
+                    f"{key}.{name}", value, "true or false", str(defaults[name]).lower()
+                )
+            continue
         least = LEAST if ABOVE_0 in getattr(kinds.get(name), "__metadata__", ()) else 0.0
         whole = isinstance(defaults[name], int)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -40,7 +47,7 @@ def check_settings(thing: Callable[..., Any], given: Mapping[str, Any], key: str
 
 def defaults_of(thing: Callable[..., Any]) -> dict[str, Any]:
     """By name: the fields of a dataclass's object, the arguments of a function with a default."""
-    if is_dataclass(thing):
+    if is_dataclass(thing) and not isinstance(thing, type):
         return {f.name: getattr(thing, f.name) for f in fields(thing)}
     parameters = inspect.signature(thing).parameters.values()
     return {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -48,6 +55,6 @@ def defaults_of(thing: Callable[..., Any]) -> dict[str, Any]:
 
 def _annotated(thing: Callable[..., Any]) -> Callable[..., Any]:
     """What the annotations of its settings stand on."""
-    if is_dataclass(thing):
+    if is_dataclass(thing) and not isinstance(thing, type):
         return type(thing)
     return _annotated(thing.func) if isinstance(thing, functools.partial) else thing

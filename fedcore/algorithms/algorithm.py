@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from fedcore.algorithms.server_rules import ServerRule
 from fedcore.errors import ConfigError
 from fedcore.objective.learners import Hypergradient
 from fedcore.objective.terms import Term
@@ -34,6 +35,7 @@ class Algorithm:
     combine: str = "mean_of_present"  # of prototypes: in server.combine.COMBINES
     combine_settings: tuple[tuple[str, float], ...] = ()
     fuse: str = "mean"  # of whole models: in server.fusion.FUSIONS
+    server: ServerRule | None = None  # its step from their mean; None = it takes the mean
     readout: str = "feature_ensemble"  # the read-out that test_accuracy reports
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fedcore.algorithms.algorithm import Algorithm, term_name
+from fedcore.algorithms.server_rules import ServerRule, name_of
 from fedcore.config_section import Named
 from fedcore.objective.anchors import ANCHORS
 from fedcore.objective.guards import Bounded, Hinge, InverseVariance, NoGuard
@@ -18,6 +19,25 @@ FORMULA = {"constant": "1", "linear": "1 - p", "cosine": "(1 + cos pi p)/2", "co
 
 
 def formulas(algorithm: Algorithm) -> list[str]:
+    """What a client minimises, and what the server makes of the clients' mean, line by line."""
+    return [*_of_client(algorithm), *_of_server(algorithm.server)]
+
+
+def _of_server(rule: ServerRule | None) -> list[str]:
+    if rule is None:
+        return []
+    formula = " ".join((type(rule).__doc__ or "").split("\n\n")[0].split())
+    given = ", ".join(f"{f.name} = {getattr(rule, f.name)}" for f in fields(rule))
+    return [f"server, {name_of(rule)}: {formula}", f"    D the clients' mean - w, {given}"]
+
+
+def _server_settings(rule: ServerRule | None) -> dict[str, Any]:
+    if rule is None:
+        return {}
+    return {name_of(rule): {f.name: getattr(rule, f.name) for f in fields(rule)}}
+
+
+def _of_client(algorithm: Algorithm) -> list[str]:
     """What a client minimises, line by line; lambda, its start and where it rests included."""
     lines = [_sum("B", algorithm.base), *map(_of_term, algorithm.base)]
     if not algorithm.align:
@@ -66,11 +86,12 @@ def settings(algorithm: Algorithm) -> dict[str, Any]:
     plain = {
         f.name: getattr(algorithm, f.name)
         for f in fields(algorithm)
-        if f.name not in ("about", "base", "align", "rule", "combine_settings")
+        if f.name not in ("about", "base", "align", "rule", "combine_settings", "server")
     }
     terms = {
         group: [term_name(t) for t in getattr(algorithm, group)] for group in ("base", "align")
     }
+    plain["server"] = _server_settings(algorithm.server)
     return terms | plain | ({"rule": _rule_settings(algorithm.rule)} if algorithm.align else {})
 
 

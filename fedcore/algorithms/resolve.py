@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from fedcore.algorithms.algorithm import ALGORITHMS, Algorithm, term_name
+from fedcore.algorithms.server_rules import SERVER_RULES, ServerRule
 from fedcore.config_algorithm import AlgorithmConfig, HingeConfig, LearnedConfig, RuleConfig
 from fedcore.errors import ConfigError
 from fedcore.objective.anchors import ANCHORS
@@ -54,6 +55,8 @@ def resolve(config: AlgorithmConfig) -> Algorithm:
             changes[group] = tuple(TERMS.get(name, f"algorithm.{group}") for name in names)
     if config.combine_settings:
         changes["combine_settings"] = tuple(sorted(config.combine_settings.items()))
+    if config.server is not None:
+        changes["server"] = _resolve_server(declared.server, config.server)
     ruled = config.rule != RuleConfig() or declared.rule != LambdaRule()
     if ruled and not changes.get("align", declared.align):
         want = "a term for lambda to weigh: without one no rule can act"
@@ -94,6 +97,12 @@ def _check(algorithm: Algorithm) -> None:
     if algorithm.control_variates and algorithm.fuse != "mean":
         want = "mean, since control variates are not matched with the neurons"
         raise ConfigError("algorithm.fuse", algorithm.fuse, want, "mean")
+    if algorithm.server is not None and algorithm.mode != "averaged":
+        want = "averaged, since algorithm.server steps from an averaged model"
+        raise ConfigError("algorithm.mode", algorithm.mode, want, "averaged")
+    if algorithm.server is not None and algorithm.fuse != "mean":
+        want = "mean, since algorithm.server goes by how far the clients' mean has come"
+        raise ConfigError("algorithm.fuse", algorithm.fuse, want, "mean")
     if algorithm.upload == "mean_features" and algorithm.combine not in OF_HOLDERS:
         want = "a rule that leaves out clients without the class: they have no mean feature"
         raise ConfigError("algorithm.combine", algorithm.combine, want, "by_samples")
@@ -116,6 +125,19 @@ def _with_settings(
 def _with_setting(term: Term, setting: dict[str, float]) -> Term:
     check_settings(term, setting, f"algorithm.terms.{term_name(term)}")
     return functools.partial(term, **setting) if setting else term
+
+
+def _resolve_server(
+    declared: ServerRule | None, given: Mapping[str, Mapping[str, float]]
+) -> ServerRule | None:
+    """The rule of that name. Settings that are not given stay the algorithm's own, if it has it."""
+    for name, settings in given.items():  # one, or none
+        kind = SERVER_RULES.get(name)
+        check_settings(kind, settings, f"algorithm.server.{name}")
+        if declared is not None and type(declared) is kind:
+            return replace(declared, **settings)
+        return kind(**settings)
+    return None
 
 
 def _resolve_rule(rule: LambdaRule, config: RuleConfig) -> LambdaRule:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedcore.algorithms import Algorithm
+from fedcore.algorithms.server_rules import stepped
 from fedcore.clients.layout import Tensors
 from fedcore.clients.order import Order, Upload
 from fedcore.clients.readings import READINGS, columns_of
@@ -21,18 +21,8 @@ from fedcore.server.combine import COMBINES, Held
 from fedcore.server.comm import Comm
 from fedcore.server.consensus import Spread
 from fedcore.server.participants import participants
+from fedcore.server.state import GlobalState
 from fedcore.server.uploads import Piece, pieces
-
-
-@dataclass
-class GlobalState:
-    """What the server knows between rounds; the same on every rank, bit for bit."""
-
-    prototypes: Tensor  # G [C, D] float64
-    weights: Tensors | None = None  # averaged model, in averaged mode after a round
-    control: Tensor = field(default_factory=lambda: torch.zeros(0))  # SCAFFOLD's c [P]
-    first_spread: float = 0.0  # inter-client prototype std of the first round
-    prototype_std: float = 0.0  # of the last round
 
 
 class Collected:
@@ -154,6 +144,16 @@ class ServerCollective:
         state.prototype_std = got.between.value()
         state.first_spread = state.first_spread or state.prototype_std
         return got
+
+    def take(self, mean: Tensors) -> None:
+        """The next round begins from the mean of this one's clients, or from a step by way of it.
+
+        No collective: all ranks hold the same bits of the mean, the model before it, the moments.
+        """
+        state = self.state
+        before = {name: (state.weights or self.start)[name] for name in self.start}
+        rule = self.algorithm.server
+        state.weights, state.moments = stepped(rule, before, mean, state.moments)
 
     def _uploads(self, upload: Upload, order: Order, got: Collected) -> Iterator[Held]:
         """What each client holds; the rest is noted on the way."""

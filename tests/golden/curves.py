@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcore.algorithms import ALGORITHMS
+from fedcore.algorithms.server_rules import stepped
 from fedcore.clients import launch
 from fedcore.clients.control import OWN
 from fedcore.clients.step import local_step
@@ -39,7 +40,7 @@ def curves(name: str) -> Curves:
                 found[field].append(float(f"{getattr(step, field).item():.12g}"))
         return step
 
-    weights, control = None, None
+    weights, control, moments = None, None, {}
     share = [n / sum(SIZES) for n in SIZES]
     with mock.patch.object(launch, "local_step", recording):
         for round in range(ROUNDS):
@@ -53,7 +54,9 @@ def curves(name: str) -> Curves:
             group.lanes = lanes
             state = group.state
             if group.algorithm.mode == "averaged":
-                weights = _mean(state.model_tensors(), share)
+                mean, before = _mean(state.model_tensors(), share), order.targets.weights
+                before = {k: before[k] for k in group.layout.shapes}
+                weights, moments = stepped(group.algorithm.server, before, mean, moments)
             if group.algorithm.control_variates:
                 control = _mean({"c": state.flat[OWN]}, share)["c"]
     return found

@@ -47,6 +47,9 @@ from launcher.entry import _same, identity
             "algorithm.rule.guard={inverse_variance: 1, hinge: {}}",
             ["algorithm.rule.guard", "at most one"],
         ),
+        ("algorithm.server={adam: {lr: hot}}", ["server.adam.lr", "'hot'", "true or false"]),
+        ("algorithm.server={adam: {}, yogi: {}}", ["algorithm.server", "one rule: its name"]),
+        ("algorithm.server=5", ["algorithm.server", "5", "a mapping or null"]),
         ("metrics.port=70000", ["metrics.port", "70000", "65,535"]),
         ("metrics.key=k.pem", ["metrics.key", "k.pem", "metrics.certificate"]),
     ],
@@ -90,6 +93,20 @@ def test_a_mistake_names_key_value_and_way_out(override: str, words: list[str]) 
         ),
         ("algorithm.combine_settings={steps: 5}", ["algorithm.combine_settings.steps", "none"]),
         ("algorithm={name: fedavg, fuse: ot}", ["algorithm.fuse", "'ot'"]),
+        ("algorithm={name: fedavg, server: adm}", ["algorithm.server", "'adm'", "Try adam"]),
+        ("algorithm={name: fedadam, server: {adam: {tua: 1}}}", ["server.adam.tua", "Try tau"]),
+        ("algorithm={name: fedadam, server: {adam: {beta2: 1}}}", ["adam.beta2", "below 1"]),
+        ("algorithm={name: fedadam, server: {adam: {tau: 0}}}", ["server.adam.tau", "1e-09"]),
+        (
+            "algorithm={name: fedavgm, server: {momentum: {lr: true}}}",
+            ["lr", "got true", "Try 1.0"],
+        ),
+        (
+            "algorithm={name: fedavgm, server: {momentum: {nesterov: 1}}}",
+            ["algorithm.server.momentum.nesterov", "true or false. Try false"],
+        ),
+        ("algorithm={name: v14, server: adam}", ["algorithm.mode", "one_shot", "Try averaged"]),
+        ("algorithm={name: fedadam, fuse: optimal_transport}", ["algorithm.fuse", "Try mean"]),
         ("algorithm.rule={learned: gradnorm, guard: {}}", ["algorithm.rule.slots", "log"]),
         (
             "algorithm={name: fedetf, align: [proto_to_anchor], "

@@ -21,7 +21,8 @@ def test_the_settings_say_the_same_as_the_declaration(name: str) -> None:
     if not declared.align:  # what has no alignment cannot be said over v14's rule
         said = AlgorithmConfig.model_validate({"name": name, **settings(declared)})
     found = resolve(said)
-    for key in ("base", "align", "mode", "classifier", "upload", "combine", "fuse", "readout"):
+    plain = ("base", "align", "mode", "classifier", "upload", "combine", "fuse", "readout")
+    for key in (*plain, "server"):
         assert getattr(found, key) == getattr(declared, key)
     if declared.align:
         assert found.rule == declared.rule
@@ -50,6 +51,9 @@ def test_the_command_lists_all_and_explains_one() -> None:
     assert "lambda* = B / (s A + 2e-05)" in told
     assert "0.5 s e^-a sg(A)" in told
     assert "inverse_variance" in told
+    server = CliRunner().invoke(app, ["algorithms", "fedadam"]).output
+    assert "w <- w + lr m / (sqrt v + tau)" in server
+    assert "beta2 = 0.99" in server
     wrong = CliRunner().invoke(app, ["algorithms", "v41"])
     assert wrong.exit_code == 2
     assert "Try v4" in wrong.output
