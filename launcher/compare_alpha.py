@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # loaded on use: it takes half a second
     from matplotlib.axes import Axes
 
 MARKERS = "os^DvPX"
+APART = 1.05  # factor between the lines of two rows, so that error bars stand beside each other
 COLUMN = (3.5, 2.6)  # inches: a column of a page with two
 
 Point = tuple[float, float, float]
@@ -55,7 +56,8 @@ def plot_over_alpha(groups: Sequence[Group], readout: str, out: Path) -> Path | 
     figure = Figure(figsize=COLUMN, dpi=200, layout="constrained")
     axes = figure.subplots()
     for number, (label, points) in enumerate(lines.items()):
-        _draw(axes, label, points, number)
+        beside = APART ** (number - (len(lines) - 1) / 2)
+        _draw(axes, label, [(alpha * beside, *rest) for alpha, *rest in points], number)
     _dress(axes, sorted({point[0] for points in lines.values() for point in points}), readout)
     return save(figure, out)
 

@@ -81,27 +81,49 @@ def markdown(groups: Sequence[Group], readout: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {"\\": r"\textbackslash{}", "±": r"$\pm$"}
+SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "±": r"$\pm$",
+    "α": r"$\alpha$",
+}
 SPECIAL |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 
 def latex(groups: Sequence[Group], readout: str) -> str:
-    """A `tabular` for each group, to be `\\input` where `booktabs` is loaded."""
-    parts = [f"% {NOTE}"]
-    for group in groups:
-        titles = header(group, readout)
-        lines = [" & ".join(map(_escaped, cells(group, row, readout))) for row in group.rows]
-        parts += [
-            f"% {group.data}",
-            rf"\begin{{tabular}}{{l{'r' * (len(titles) - 1)}}}",
-            r"\toprule",
-            " & ".join(map(_escaped, titles)) + r" \\",
-            r"\midrule",
-            *(line + r" \\" for line in lines),
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    return "\n".join(parts) + "\n"
+    """One `tabular` to be `\\input` where `booktabs` is loaded: a row a run, a column a group.
+
+    Of the compared read-out alone, as mean and spread; comments say what a caption has to say.
+    """
+    rows = list(dict.fromkeys(row.label for group in groups for row in group.rows))
+    most = max(len(row.results) for group in groups for row in group.rows)
+    of = {OWN: "each algorithm's own read-out", BEST: "best read-out of each row (an upper bound)"}
+    lines = [
+        f"% test accuracy in %, {of.get(readout, readout)}",
+        f"% mean and sample standard deviation over up to {most} seed(s)",
+        *(f"% column {number}: {group.data}" for number, group in enumerate(groups, 1)),
+        rf"\begin{{tabular}}{{l{'r' * len(groups)}}}",
+        r"\toprule",
+        " & ".join(["", *map(_escaped, _columns(groups))]) + r" \\",
+        r"\midrule",
+        *(_latex_row(groups, label, readout) for label in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _columns(groups: Sequence[Group]) -> list[str]:
+    """What the groups differ in, where they share the rest: alpha 0.1."""
+    parts = [group.data.split(", ") for group in groups]
+    shared = set.intersection(*map(set, parts)) if len(groups) > 1 else set()
+    return [", ".join(p for p in part if p not in shared) or ", ".join(part) for part in parts]
+
+
+def _latex_row(groups: Sequence[Group], label: str, readout: str) -> str:
+    """A dash where a group has no such row, or none of its runs completed."""
+    found = [{row.label: row for row in group.rows}.get(label) for group in groups]
+    values = [percent(row.accuracy(readout)) if row else "-" for row in found]
+    return " & ".join(map(_escaped, [label, *values])) + r" \\"
 
 
 def _escaped(text: str) -> str:

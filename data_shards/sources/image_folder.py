@@ -80,7 +80,8 @@ def _listed(root: Path, folder: Path, classes: Sequence[str]) -> Iterator[tuple[
             raise ShardError(str(folder / name), problem, "the same classes in both splits")
         images = [path for path in _within(root, folder / name) if _is_image(path)]
         if not images:
-            raise ShardError(str(folder / name), f"has no {' '.join(ENDINGS)}", "removing it")
+            problem = f"has no {' '.join(ENDINGS)} directly in it"
+            raise ShardError(str(folder / name), problem, "images in it, or removing it")
         yield from ((path, numbers[name]) for path in images)
 
 

@@ -50,7 +50,8 @@ class Stored:
         """Read a run directory; `ConfigError` if there is none or nothing is recorded in it."""
         if not run_dir.is_dir():
             beside = [p.name for p in run_dir.parent.glob("*") if p.is_dir()]
-            way_out = nearest(run_dir.name, beside) if beside else "runs/..."
+            match = nearest(run_dir.name, beside) if beside else "runs/..."
+            way_out = str(run_dir.parent / match) if match in beside else match
             raise ConfigError("RUN", str(run_dir), "a run directory", way_out)
         there = _lines(run_dir)
         lines = [r for r in there if _is_placed(r)]

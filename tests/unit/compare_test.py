@@ -173,9 +173,18 @@ def test_where_alpha_is_one_or_something_else_differs_there_is_no_such_figure(
     assert plot_over_alpha(one, "own", tmp_path / "alpha.pdf") is None
 
 
-def test_the_table_for_latex_is_escaped_and_has_a_column_each(results: list[Result]) -> None:
-    text = latex(groups(results), "own")
-    row = next(line for line in text.splitlines() if line.startswith("v14"))
-    assert row.startswith(r"v14 & 75.0 $\pm$ 11.0 & 77.0 $\pm$ 11.0 & output\_ensemble & +5.0")
-    assert row.count(" & ") == text[text.index("{l") + 2 :].split("}")[0].count("r")
-    assert row.endswith(r"3 \\")
+def test_the_table_for_latex_has_a_row_a_run_and_a_column_a_group() -> None:
+    found = [completed(c) for c in cells(alphas=[0.1, 0.5])]
+    found[0] = diverged(found[0].cell)
+    lines = latex(groups(found), "own").splitlines()
+    assert lines[1] == "% mean and sample standard deviation over up to 3 seed(s)"
+    assert lines[2] == "% column 1: digits, dirichlet alpha 0.1, 4 clients"
+    assert r"\begin{tabular}{lrr}" in lines
+    assert r" & dirichlet alpha 0.1 & dirichlet alpha 0.5 \\" in lines
+    assert r"v14 & 75.0 $\pm$ 11.0 & 75.0 $\pm$ 11.0 \\" in lines
+
+
+def test_names_are_escaped_for_latex(tmp_path: Path) -> None:
+    results = [completed(c) for c in grid(["smoke"], tmp_path, algorithms=["v4"], seeds=1)]
+    other = [diverged(c) for c in grid(["smoke"], tmp_path, algorithms=["v12_log"], seeds=1)]
+    assert r"v12\_log & - \\" in latex(groups([*results, *other]), "own").splitlines()
