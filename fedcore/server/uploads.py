@@ -70,10 +70,15 @@ def _piece(clients: Tensor, rows: Tensor, upload: Upload, like: Tensor) -> Piece
     classes, numbers = upload.label_counts.shape[1], 2 * upload.readings.shape[1]
     widths = [1, classes, rows.shape[1] - 1 - classes - numbers, numbers]
     _, counts, prototypes, readings = torch.split(rows, widths, dim=1)
-    values = prototypes.contiguous().view(like.dtype).double()
+    # copies: a single row is contiguous, but 64-bit numbers in it need not begin where one may
+    values = _copied(prototypes).view(like.dtype).double()
     return Piece(
         clients,
         counts.long(),
         values.view(-1, *like.shape[1:]),
-        readings.contiguous().view(torch.float64),
+        _copied(readings).view(torch.float64),
     )
+
+
+def _copied(bits: Tensor) -> Tensor:
+    return bits.clone(memory_format=torch.contiguous_format)

@@ -11,7 +11,8 @@ from fedcore.server import uploads
 from fedcore.server.comm import LocalComm
 from fedcore.server.uploads import pieces
 
-CLASSES, WIDTH, COLUMNS, CLIENTS = 3, 4, 11, 9
+# an even number of classes: the 64-bit numbers of a row then begin at an odd 32-bit one
+CLASSES, WIDTH, COLUMNS, CLIENTS = 4, 4, 11, 9
 DRAWS = torch.Generator().manual_seed(1)
 PROTOTYPES = torch.randn(CLIENTS, CLASSES, WIDTH, generator=DRAWS)
 COUNTS = torch.randint(0, 9, (CLIENTS, CLASSES), generator=DRAWS)
