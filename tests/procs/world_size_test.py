@@ -69,3 +69,12 @@ def test_a_killed_rank_and_a_resume_on_other_ranks_agree(alone: dict, tmp_path: 
     found = runs.completed(4, tmp_path, *FEDAVG)
     assert {k: found[k] for k in PROOF} == {k: alone[FEDAVG][k] for k in PROOF}
     assert "resume" in (tmp_path / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("words", [("clients.count=1",), ("clients.per_round=1",)])
+def test_a_single_client_in_a_round_trains_on_any_number_of_ranks(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    short = ("--config", "smoke", "--set", *words)
+    one, two = runs.completed(0, tmp_path / "1", *short), runs.completed(2, tmp_path / "2", *short)
+    assert {k: one[k] for k in PROOF} == {k: two[k] for k in PROOF}
