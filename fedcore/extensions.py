@@ -57,9 +57,10 @@ def sha256(file: Path) -> str:
     return hashlib.sha256(text(file)).hexdigest()
 
 
-def module_name(file: Path) -> str:
-    """The name by which Python knows the file's module; a copy of the same name shares it."""
-    return f"fedcore_extension_{file.stem}_{sha256(file)[:12]}"
+def behind(module: str, files: Iterable[Path]) -> list[Path]:
+    """Those of the files whose text is the module of that name; others are not even read."""
+    alike = [file for file in files if module.startswith(_module_name(file, ""))]
+    return [file for file in alike if module == _module_name(file, sha256(file))]
 
 
 def imported() -> list[str]:
@@ -70,6 +71,11 @@ def imported() -> list[str]:
 def _place(file: Path) -> Path:
     """Where it really lies."""
     return Path(os.path.realpath(file))
+
+
+def _module_name(file: Path, sha: str) -> str:
+    """The name by which Python knows it; a copy of the same name shares it."""
+    return f"fedcore_extension_{file.stem}_{sha[:12]}"
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ class _Text(SourceLoader):
 
 def _run(file: Path, read: bytes) -> None:
     """Run a file that was read, unless one of the same name and text was."""
-    name = module_name(file)
+    name = _module_name(file, hashlib.sha256(read).hexdigest())
     if name in sys.modules:
         return
     if file.suffix != ".py":

@@ -25,7 +25,7 @@ from data_shards.write import Dealt, Tick, write
 from fedcore.config import RunConfig
 from fedcore.config_data import DataConfig
 from fedcore.errors import ConfigError, ShardError
-from fedcore.extensions import hashes, module_name
+from fedcore.extensions import behind, hashes
 from launcher.elsewhere import given, local_store, outside, stored, verified
 from launcher.once import once
 
@@ -45,7 +45,7 @@ def _loader(config: RunConfig) -> dict[str, str]:
     """The text of a source's own file, if that is an extension: mended, it may load other data."""
     source = SOURCES.get(config.data.source)
     module = inspect.getmodule(inspect.unwrap(getattr(source.load, "func", source.load)))
-    files = [f for f in config.extensions if module and module_name(f) == module.__name__]
+    files = behind(module.__name__, config.extensions) if module else []
     return dict(zip(["loader"], hashes(files).values(), strict=False))
 
 

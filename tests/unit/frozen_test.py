@@ -10,6 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from fedcore.config import RunConfig
 from launcher import cli, experiments, slurm, sweep
 from launcher.commands import app
 from launcher.frozen import cell_of_copies, keep, values_of_copies
@@ -78,6 +79,8 @@ def test_shards_of_a_copied_loader_are_the_same() -> None:
     copied = config.model_copy(update={"extensions": (copy,)})
     assert "loader" in settings(config)
     assert store_dir(copied) == store_dir(config)
+    gone = RunConfig(extensions=("gone.py",))  # of a source that is not in it: not read
+    assert "loader" not in settings(gone)
 
 
 class Process:
