@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from fedcore import extensions
 from fedcore.errors import ConfigError
 
 T = TypeVar("T")
@@ -44,9 +45,22 @@ class Registry(Generic[T]):
         """
         self._discover()
         if name not in self._things:
-            known = list(self._things)
-            raise ConfigError(key or self.key, name, "a known name", nearest(name, known))
+            raise self._unknown(name, key or self.key)
         return self._things[name]
+
+    def _unknown(self, name: str, key: str) -> ConfigError:
+        """Whoever imported a file of their own may have forgotten to add what is in it."""
+        known, files = list(self._things), extensions.imported()
+        near = nearest(name, known)
+        if not files:
+            return ConfigError(key, name, "a known name", near)
+        adds = (
+            "was imported and does not add it"
+            if len(files) == 1
+            else "were imported and none adds it"
+        )
+        way_out = near if near in known else f"adding it there (docs/extending.md), or {near}"
+        return ConfigError(key, name, f"a known name; {', '.join(files)} {adds}", way_out)
 
     def names(self) -> list[str]:
         """All names, in the order of registration."""

@@ -1,7 +1,8 @@
 """torchrun, ending with the exit code of the run: `python -m launcher.agent [torchrun's words]`.
 
-torchrun ends with 1 whatever its workers ended with; what starts containers again (Kubernetes) or
-not must know a run that stopped on request (75) from one that cannot work (2, 3, 4).
+torchrun ends with 1 whatever its workers ended with; what starts a run again or not (Kubernetes,
+the script of a Slurm job) must know one that stopped on request (75) from one that cannot work
+(2, 3, 4).
 """
 
 from __future__ import annotations
@@ -58,11 +59,13 @@ def meets_others(given: Namespace) -> bool:
 def run_dir_of(given: Namespace) -> RunDir | None:
     """Where the run will write its summary; None if that is not known, as for a list of runs."""
     words = given.training_script_args
-    if not given.training_script.endswith("launcher/main.py"):
+    if not given.training_script.endswith(("launcher/main.py", "launcher.main")):
         return None
     try:
         parsed = cli.parser().parse_args(words)
-        return None if cli.is_list(parsed.config) else RunDir(cli.request(parsed).run_dir)
+        if cli.is_list(parsed.config):
+            return None
+        return RunDir(parsed.run_dir or cli.request(parsed).run_dir)
     except (FedError, SystemExit):  # the ranks say it
         return None
 

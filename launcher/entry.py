@@ -11,7 +11,7 @@ from fedcore.checkpoint import Checkpoint, candidates
 from fedcore.config import RunConfig
 from fedcore.config_text import put
 from fedcore.errors import ConfigError, FedError
-from fedcore.server.comm import together
+from fedcore.server.comm import Comm, together
 from launcher.checkpoint_stored import whole
 from launcher.cli import Request
 from launcher.rundir import RunDir, alone_in, storage
@@ -39,8 +39,9 @@ def enter(request: Request, run: RunDir, world: World, data_sha256: str) -> Entr
     """Decide on rank 0 and tell all.
 
     Raises `ConfigError` on every rank if the directory or checkpoint belongs to another
-    configuration or other data, listing what changed.
+    configuration or other data, listing what changed, or if ranks imported other texts.
     """
+    check_same_text(request.config, world.comm)
     mine = identity(request.config, data_sha256)
     found: dict[str, Any] = {}
     with together(world.comm):
@@ -51,6 +52,25 @@ def enter(request: Request, run: RunDir, world: World, data_sha256: str) -> Entr
     with together(world.comm):
         checkpoint = Checkpoint(Path(folder)) if folder else None
     return Entry(found.get("finished"), checkpoint)
+
+
+def check_same_text(config: RunConfig, comm: Comm) -> None:
+    """`ConfigError` on every rank if some imported another text of an extension. Collective."""
+    ranks = comm.gather_json({f.name: extensions.sha256(f)[:12] for f in config.extensions})
+    for name in sorted(set().union(*ranks)):
+        texts: dict[str, list[int]] = {}
+        for rank, found in enumerate(ranks):
+            texts.setdefault(found.get(name, "no such file"), []).append(rank)
+        if len(texts) > 1:
+            got = "; ".join(f"{text} on rank {_numbers(at)}" for text, at in texts.items())
+            want = "the same text on every rank (its SHA-256 is shown)"
+            way_out = "again, once every node has the same file"
+            raise ConfigError(f"{extensions.KEY}: {name}", got, want, way_out)
+
+
+def _numbers(ranks: list[int]) -> str:
+    """The first few."""
+    return ", ".join(map(str, ranks[:4])) + (", ..." if len(ranks) > 4 else "")
 
 
 def _look(request: Request, run: RunDir, attempt: int, mine: Identity) -> dict[str, Any]:

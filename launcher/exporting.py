@@ -95,8 +95,9 @@ class Exporter:
             want = "config.yaml of the run beside its checkpoints"
             raise ConfigError("CHECKPOINT", str(file), want, "the checkpoint in its run")
         config = RunConfig.load(file)
-        extensions.load(self.run.extensions(config))
-        return config
+        copies = self.run.extensions(config)  # where they were named, they may be gone
+        extensions.load(copies)
+        return config.model_copy(update={extensions.KEY: tuple(copies)})
 
     def samples(self) -> dict[int, int]:
         """n_k of every client that has trained in a finished round."""

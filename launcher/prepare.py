@@ -25,7 +25,7 @@ from data_shards.write import Dealt, Tick, write
 from fedcore.config import RunConfig
 from fedcore.config_data import DataConfig
 from fedcore.errors import ConfigError, ShardError
-from fedcore.extensions import hashes
+from fedcore.extensions import behind, hashes
 from launcher.elsewhere import given, local_store, outside, stored, verified
 from launcher.once import once
 
@@ -45,7 +45,7 @@ def _loader(config: RunConfig) -> dict[str, str]:
     """The text of a source's own file, if that is an extension: mended, it may load other data."""
     source = SOURCES.get(config.data.source)
     module = inspect.getmodule(inspect.unwrap(getattr(source.load, "func", source.load)))
-    files = [f for f in config.extensions if module and str(f.resolve()) == module.__file__]
+    files = behind(module.__name__, config.extensions) if module else []
     return dict(zip(["loader"], hashes(files).values(), strict=False))
 
 
@@ -211,7 +211,7 @@ def command(config: RunConfig) -> str:
         "data.labels_per_client": data.labels_per_client,
         "data.seed": config.partition_seed,
         "clients.count": config.clients.count,
-        "extensions": _listed(config.extensions),
+        "extensions": in_one_word(config.extensions),
     }
     others = _unusual(data) | _taken(SOURCES.get(data.source), data)
     values |= {f"data.{key}": _as_text(value) for key, value in others.items()}
@@ -219,7 +219,7 @@ def command(config: RunConfig) -> str:
     return " ".join(["fedcore shards make default", *words])
 
 
-def _listed(files: Sequence[Path]) -> str | None:
+def in_one_word(files: Sequence[Path]) -> str | None:
     """Paths as YAML takes them in one word; None for no paths."""
     return json.dumps([str(file) for file in files]) if files else None
 

@@ -18,6 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from data_shards.names import trouble_with
+from fedcore import extensions
 from fedcore.checkpoint import remove_halves, write_atomically
 from fedcore.checkpoint_writer import Checkpoints, Unit
 from fedcore.config import RunConfig
@@ -153,11 +154,11 @@ class RunDir:
             write_atomically(self.path / "environment.json", facts)
 
     def _keep_extensions(self, config: RunConfig) -> None:
-        """A copy of each file that the run's numbers came from; it may change where it lies."""
+        """A copy of each text that the run's numbers came from; it may change where it lies."""
         kept = zip(config.extensions, self.extensions(config), strict=True)
         for file, copy in kept:
             make_private(copy.parent)
-            copy.write_bytes(file.read_bytes())
+            copy.write_bytes(extensions.text(file))
 
     def release(self) -> None:
         """Let other jobs into the directory: the run is over, and this process goes on."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from filelock import FileLock
 
 from fedcore.checkpoint import write_atomically
@@ -19,6 +20,7 @@ from fedcore.errors import ConfigError
 from fedcore.telemetry.targets import is_loopback
 from launcher import slurm
 from launcher.entry import set_aside
+from launcher.frozen import values_of_copies
 from launcher.rundir import RunDir, storage
 from launcher.submit_plan import Plan
 from launcher.submit_script import Resources, Script, report_script, run_script
@@ -101,7 +103,9 @@ def submit(plan: Plan, asked: Resources, wanted: Wanted) -> Iterator[str]:
     if not plan.left():
         yield f"{plan.out} is over, nothing was submitted; to run it anew: --resume never"
         return
-    files = _write(plan, scripts(plan, asked, wanted))
+    files = _folder(plan)
+    plan = replace(plan, config=_of_copies(plan.config, files))
+    _write(files, scripts(plan, asked, wanted))
     job = slurm.sbatch(files / "job.sbatch")
     _record(files, {"job": job, **_facts(plan, asked)})
     yield _told(plan, job, asked)
@@ -129,15 +133,25 @@ def _clear(plan: Plan) -> None:
             set_aside(RunDir(run.run_dir))
 
 
-def _write(plan: Plan, texts: Mapping[str, str]) -> Path:
+def _folder(plan: Plan) -> Path:
+    """The folder of the scripts, in the run directory."""
     files = plan.out / FILES
     with storage(files):
         plan.out.parent.mkdir(parents=True, exist_ok=True)
         for folder in (plan.out, files):  # others have no business in them
             folder.mkdir(mode=0o700, exist_ok=True)
+    return files
+
+
+def _of_copies(config: str, files: Path) -> str:
+    """The YAML with copies of its extensions: a job that waits runs what was submitted."""
+    return yaml.safe_dump(values_of_copies(yaml.safe_load(config), files), sort_keys=False)
+
+
+def _write(files: Path, texts: Mapping[str, str]) -> None:
+    with storage(files):
         for name, text in texts.items():
             write_atomically(files / name, text)
-    return files
 
 
 def _facts(plan: Plan, asked: Resources) -> dict[str, Any]:

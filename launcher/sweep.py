@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedcore.errors import ConfigError
 from fedcore.telemetry.screen import console_for
+from launcher.frozen import cell_of_copies
 from launcher.grid import Cell, check_directories
 from launcher.rundir import RunDir, alone_in, make_private, storage
 
@@ -72,10 +73,13 @@ def _is_whole(summary: dict[str, Any]) -> bool:
 Running = dict[subprocess.Popen[bytes], Cell]
 
 
-def run(cells: Sequence[Cell], jobs: int) -> Generator[Result, None, None]:
+def run(
+    cells: Sequence[Cell], jobs: int, begun: Callable[[Cell], None] = lambda cell: None
+) -> Generator[Result, None, None]:
     """Results as they come, up to `jobs` cells running at once; finished ones come first.
 
-    Closing the iterator stops what is running; the next sweep goes on with it.
+    begun: told of each cell whose process was started. Closing the iterator stops what is running;
+    the next sweep goes on with it.
     """
     over = {cell.run_dir: finished(cell) for cell in cells}
     yield from (result for result in over.values() if result)
@@ -83,19 +87,21 @@ def run(cells: Sequence[Cell], jobs: int) -> Generator[Result, None, None]:
     running: Running = {}
     try:
         while waiting or running:
-            _start_what_fits(waiting, running, jobs)
+            for cell in _start_what_fits(waiting, running, jobs):
+                begun(cell)
             yield from _ended(running)
             time.sleep(POLL)
     finally:
         _stop(running)
 
 
-def _start_what_fits(waiting: list[Cell], running: Running, jobs: int) -> None:
+def _start_what_fits(waiting: list[Cell], running: Running, jobs: int) -> Iterator[Cell]:
     for cell in list(waiting):
         # a run may have outlived a sweep that was killed: its directory is free once it is over
         if len(running) < jobs and not _is_busy(cell.run_dir):
             waiting.remove(cell)
             running[_start(cell)] = cell
+            yield cell
 
 
 def _is_busy(run_dir: Path) -> bool:
@@ -163,42 +169,56 @@ def _stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@contextmanager
-def _told(total: int, stream: TextIO) -> Iterator[Callable[[Result], Result]]:
-    """A function that shows a result: with a bar on a terminal, a line each in a log."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = console_for(stream)
-    bar = Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal)
-    task = bar.add_task("runs", total=total)
+class _Screen:
+    """Shows how a sweep gets on: with a bar on a terminal, in lines in a log."""
 
-    def tell(result: Result) -> Result:
-        bar.advance(task)
-        done = f"[{int(bar.tasks[0].completed)}/{total}]"
-        console.print(f"{done} {result.told()}", highlight=False, markup=False, soft_wrap=True)
+    def __init__(self, total: int, stream: TextIO) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        self.total, self.console = total, console_for(stream)
+        on = self.console.is_terminal
+        self.bar = Progress(*columns, TimeElapsedColumn(), console=self.console, disable=not on)
+        self.task = self.bar.add_task("runs", total=total)
+
+    def say(self, words: str) -> None:
+        """A line of its own, at once."""
+        self.console.print(words, highlight=False, markup=False, soft_wrap=True)
+
+    def begun(self, cell: Cell) -> None:
+        """A run has started: a log that says nothing for minutes looks like one that hangs."""
+        if not self.console.is_terminal:
+            self.say(f"{cell.title()}: begins")
+
+    def ended(self, result: Result) -> Result:
+        """The result, once it is shown."""
+        self.bar.advance(self.task)
+        self.say(f"[{int(self.bar.tasks[0].completed)}/{self.total}] {result.told()}")
         return result
-
-    with bar:
-        yield tell
 
 
 def sweep(cells: Sequence[Cell], out: Path, jobs: int, stream: TextIO) -> list[Result]:
     """Run what is left of the cells below `out`, told on `stream`: results in their order.
 
+    The runs are those of copies of their extensions below `out`, which an edit does not reach.
     Raises `ConfigError` before anything starts if a cell's directory holds something else or
     another sweep works in `out`; `KeyboardInterrupt` when stopped by Ctrl-C or SIGTERM.
     """
     check_directories(cells)
-    for cell in cells:
-        if _is_busy(cell.run_dir):
-            print(f"{cell.run_dir}: a run is still in there; waiting for it", file=stream)
-    with (
-        _alone(out),
-        _stoppable(),
-        _told(len(cells), stream) as tell,
-        closing(run(cells, jobs)) as results,
-    ):
-        ends = {result.cell.run_dir: tell(result) for result in results}
+    screen = _Screen(len(cells), stream)
+    with _alone(out), _stoppable():
+        own = [cell_of_copies(cell, out) for cell in cells]
+        screen.say(_plan(own, out, jobs))
+        for cell in own:
+            if _is_busy(cell.run_dir):
+                screen.say(f"{cell.run_dir}: a run is still in there; waiting for it")
+        with screen.bar, closing(run(own, jobs, screen.begun)) as results:
+            ends = {result.cell.run_dir: screen.ended(result) for result in results}
     return [ends[cell.run_dir] for cell in cells]
+
+
+def _plan(cells: Sequence[Cell], out: Path, jobs: int) -> str:
+    """What is about to happen, in a line."""
+    done = sum(finished(cell) is not None for cell in cells)
+    return f"{len(cells)} runs in {out}: {done} done already, {jobs} at once"
 
 
 @contextmanager

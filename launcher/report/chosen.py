@@ -22,7 +22,7 @@ def collect(paths: Sequence[Path]) -> tuple[list[Stored], list[str]]:
     """The runs of directories of runs or lists of experiments, and what was left out, in words."""
     found = {inner.resolve(): inner for path in paths for inner in listed(path) or [path]}
     if len(found) > MOST:
-        way_out = "fewer of them; fedcore lm compare has no limit"
+        way_out = f"fewer of them{_instead(paths)}"
         raise ConfigError("RUN", f"{len(found)} runs", f"at most {MOST} on a page", way_out)
     runs: list[Stored] = []
     left_out = []
@@ -37,6 +37,16 @@ def collect(paths: Sequence[Path]) -> tuple[list[Stored], list[str]]:
         shown = ", ".join(map(str, paths))
         raise ConfigError("RUN", shown, "runs with a finished round or step", "again later")
     return named_apart(runs), left_out
+
+
+def _instead(paths: Sequence[Path]) -> str:
+    """Where else so many runs are side by side: a table that is there, or how to get one."""
+    folders = dict.fromkeys(folder for path in paths for folder in (path, path.parent))
+    table = next((f"{f}/table.md" for f in folders if (f / "table.md").is_file()), None)
+    if table:
+        return f"; all of them are in {table} and in the pictures beside it"
+    found = next((folder for folder in folders if (folder / SUITE).is_file()), None)
+    return f"; fedcore lm compare {found} has no limit" if found else ""
 
 
 def listed(folder: Path) -> list[Path]:

@@ -14,6 +14,7 @@ import yaml
 from tests.procs import runs
 from tests.slurm.cluster import environments
 from tests.slurm.lab import Lab, checksums, meeting, occupied
+from tests.unit.extensions_test import SCHEDULE
 
 pytestmark = pytest.mark.slurm
 Summary = dict[str, Any]
@@ -183,3 +184,37 @@ def test_a_bad_configuration_costs_no_time_in_the_queue(lab: Lab) -> None:
     assert "rounds" in found.stderr
     assert lab.cluster.run("squeue", "-h", "-t", "all", "-n", "smoke") == ""
     assert not (lab.dir / "runs").exists()
+
+
+def test_a_job_of_an_extension_comes_back_with_what_was_submitted(lab: Lab) -> None:
+    """The file is edited while the preempted job waits."""
+    (lab.dir / "own.py").write_text(SCHEDULE.format(name="submitted"))
+    keys = ("extensions=own.py", "clients.lr_schedule=submitted")
+    job = lab.train(*(word for key in keys for word in ("--set", key)))
+    lab.wait_for_rounds(job, 1)
+    words = ("-p", "urgent", "-N", "2", "-n", "2", "-c", "8", "-o", "/dev/null")
+    lab.cluster.run("sbatch", *words, "--wrap", "sleep 2")
+    lab.wait(job.id, "PENDING")
+    (lab.dir / "own.py").write_text("raise ValueError")
+    lab.completed(job)
+    assert lab.cluster.restarts(job.id) == 1
+    assert "going on with round" in job.log
+    assert "own.py" in (job.run / "slurm" / "config.yaml").read_text()
+
+
+def test_a_refused_start_ends_the_job_with_its_own_code_at_once(lab: Lab) -> None:
+    """The summary in the directory is that of the run that stopped before."""
+    job = lab.train()
+    lab.wait_for_rounds(job, 1)
+    lab.cluster.run("scancel", "--signal=TERM", job.id)
+    lab.wait(job.id)
+    assert runs.summary(job.run)["exit_code"] == 75, job.log[-3000:]
+    script = job.run / "slurm" / "job.sbatch"
+    script.write_text(script.read_text().replace("rounds: 26\n", "rounds: 27\n"))
+    again = lab.cluster.run("sbatch", "--parsable", str(script)).strip()
+    assert lab.wait(again) == "FAILED"
+    assert "ExitCode=2:0" in lab.cluster.run("scontrol", "show", "job", again)
+    log = (job.run / "slurm" / f"log-{again}.txt").read_text()
+    assert "--resume: got 'rounds: 26 -> 27'" in log
+    assert "a rank was lost" not in log
+    assert runs.summary(job.run)["exit_code"] == 75

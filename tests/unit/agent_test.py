@@ -79,6 +79,7 @@ def test_the_run_directory_is_the_one_of_the_run(tmp_path: Path) -> None:
 
     main = "launcher/main.py"
     assert of(main, "--run-dir", "there") == RunDir(Path("there"))
+    assert of("-m", "launcher.main", "--run-dir", "there") == RunDir(Path("there"))
     default = of(f"/fedcore/{main}", "--config", "smoke")
     assert default is not None
     assert default.path.name.startswith("smoke-v14-s0-")

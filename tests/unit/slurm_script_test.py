@@ -72,7 +72,7 @@ def stage(tmp_path: Path) -> Stage:
 
 
 def ends(code: int) -> str:
-    """A step that leaves a summary with that code; torchrun itself always says 1."""
+    """A step that leaves a summary with that code, on a node whose agent has seen none of it."""
     return f"""/bin/sleep 0.05; echo ' "exit_code": {code},' > "$RUN/summary.json"; exit 1"""
 
 
@@ -122,7 +122,7 @@ def test_each_node_starts_one_agent_of_the_same_meeting(
     _, calls = stage.play('until [ "$1" = bash ]; do shift; done; "$@"', SLURM_NODEID=str(node))
     words = calls[1].split()
     assert words[:4] == ["exec", "--nv", "--bind", str(stage.run.parent)]
-    assert words[6:11] == ["my", "image.sif", "python", "-m", "torch.distributed.run"]
+    assert words[6:11] == ["my", "image.sif", "python", "-m", "launcher.agent"]
     port = 20000 + 7 * 16
     assert {"--nnodes=2", "--nproc-per-node=4", f"--rdzv-endpoint=10.0.0.1:{port}"} <= {*words}
     assert f"--rdzv-conf=is_host={host},read_timeout=300" in words
@@ -150,11 +150,19 @@ def test_the_summary_of_an_earlier_attempt_is_not_taken_for_this_one(stage: Stag
     assert stage.play("exit 1") == (5, ["srun", "srun", "requeue 7"])
 
 
-def test_a_divergence_of_an_earlier_attempt_is_not_repeated(stage: Stage) -> None:
-    """A list passes such a run over and leaves its summary as it was."""
-    (stage.run / "summary.json").write_text(' "exit_code": 4,\n')
+@pytest.mark.parametrize("code", [2, 3, 4, 75])
+def test_a_start_that_was_refused_ends_the_job_with_its_code(code: int, stage: Stage) -> None:
+    """It leaves the summary of the run that stopped before it; a list passes over what diverged."""
+    (stage.run / "summary.json").write_text(' "exit_code": 75,\n')
     os.utime(stage.run / "summary.json", (1, 1))
-    assert stage.play("exit 1") == (4, ["srun"])
+    assert stage.play(f"exit {code}") == (code, ["srun"])
+
+
+def test_an_error_that_was_mended_is_not_taken_for_a_loss_of_now(stage: Stage) -> None:
+    """A run that found no room for its checkpoint, and whose next attempt lost a rank."""
+    (stage.run / "summary.json").write_text(' "exit_code": 2,\n')
+    os.utime(stage.run / "summary.json", (1, 1))
+    assert stage.play("exit 1") == (5, ["srun", "srun", "requeue 7"])
 
 
 def test_preemption_that_tells_only_the_ranks_is_seen(stage: Stage) -> None:

@@ -246,3 +246,18 @@ def test_the_page_lies_in_the_run_or_is_named_after_the_runs(whole: Path, tmp_pa
     assert place([whole, whole], [run, run], None) == Path("runs/report-whole-whole.html")
     assert place([whole], [run], tmp_path) == tmp_path / "index.html"
     assert place([whole], [run], Path("x.html")) == Path("x.html")
+
+
+def test_more_runs_than_fit_are_shown_where_to_look_instead(tmp_path: Path) -> None:
+    for number in range(17):
+        (tmp_path / f"run{number}").mkdir()
+        (tmp_path / f"run{number}" / "metrics.jsonl").touch()
+    for way_out, file in (("fewer of them$", "x"), ("fedcore lm compare", "suite.json")):
+        (tmp_path / file).write_text('{"runs": []}')
+        with pytest.raises(ConfigError, match=way_out):
+            collect([*tmp_path.glob("run*")])
+    (tmp_path / "table.md").touch()
+    for paths in ([tmp_path], [*tmp_path.glob("run*")]):
+        (tmp_path / "suite.json").unlink(missing_ok=True)
+        with pytest.raises(ConfigError, match=f"{tmp_path}/table.md and in the pictures"):
+            collect(paths)
