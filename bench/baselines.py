@@ -76,6 +76,7 @@ def main() -> None:
             f"`python bench/baselines.py` on {os.cpu_count()} CPU cores ({platform.machine()}), "
             f"commit {commit}.\n\n"
         )
+        given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(head + text + "\n")
 
 
