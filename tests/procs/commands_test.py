@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 
 from tests import published
-from tests.docs_test import BLOCKS
+from tests.docs_test import BLOCKS, LINES
 from tests.procs.runs import ROOT
 from tests.unit.help_test import EXAMPLES, TRAINING
 
@@ -43,6 +43,8 @@ def commands(page: str) -> list[str]:
     """Those of a page that are run here, in their order."""
     lines = "\n".join(SAID[page]).splitlines()
     found = [match[3] for line in lines if (match := re.match(FIRST, line.strip()))]
+    told = {line.strip() for line in LINES} if page == "--help" else set()  # on a page, too
+    found = [line for line in found if line not in told]
     return [line for line in found if not any(re.match(word, line) for word in ELSEWHERE)]
 
 
