@@ -108,16 +108,20 @@ def _with_settings(said: dict[str, dict[str, float]], key: str) -> Schedule:
         raise ConfigError(key, said, "one schedule", f"{key}=cosine")
     ((name, given),) = said.items()
     schedule = SCHEDULES.get(name, key)
-    check_settings(schedule, given, f"{key}.{name}")
-    return replace(schedule, **given) if is_dataclass(schedule) else schedule
+    taken = check_settings(schedule, given, f"{key}.{name}")
+    return replace(schedule, **taken) if is_dataclass(schedule) else schedule
 
 
 def _check_range(schedule: Schedule, said: Named, key: str) -> None:
     """Tried over a whole run: a factor above 1 or below 0 would be a slip, and turn signs round."""
     p = torch.linspace(0, 1, 41, dtype=torch.float64)
-    values = schedule(Progress(p, p, p, p))
+    try:
+        values = schedule(Progress(p, p, p, p))
+    except Exception as error:
+        want = f"a schedule of all points at once; this raises {type(error).__name__}: {error}"
+        raise ConfigError(key, said, want, "torch.where in place of an if") from error
     wrong = ~((values >= 0) & (values <= 1))
     if wrong.any():
         at = int(wrong.nonzero()[0])
         want = f"factors from 0 to 1, and at p = {float(p[at]):g} it gives {float(values[at]):g}"
-        raise ConfigError(key, said, want, "clamp(0, 1) in the schedule")
+        raise ConfigError(key, said, want, "a schedule, or settings, that stay there")

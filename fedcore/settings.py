@@ -19,12 +19,13 @@ LARGEST = 1e5
 LEAST = 1e-9  # of what is above 0
 
 
-def check_settings(thing: Callable[..., Any], given: Mapping[str, Any], key: str) -> None:
-    """`ConfigError` unless each setting is one of `thing` and in its range.
+def check_settings(thing: Callable[..., Any], given: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The settings as `thing` takes them; `ConfigError` unless each is one of its and in range.
 
     A setting is a number from 0 to 100,000: whole if its default is, above 0 if it is a `Divisor`;
-    or true or false, where its default is.
+    or true or false, where its default is. Whole ones come out as int: YAML's 3.0 is no range.
     """
+    taken: dict[str, Any] = {}
     defaults = defaults_of(thing)
     kinds = get_type_hints(_annotated(thing), include_extras=True)
     for name, value in given.items():
@@ -36,6 +37,7 @@ def check_settings(thing: Callable[..., Any], given: Mapping[str, Any], key: str
                 raise ConfigError(
                     f"{key}.{name}", value, "true or false", str(defaults[name]).lower()
                 )
+            taken[name] = value
             continue
         least = LEAST if ABOVE_0 in getattr(kinds.get(name), "__metadata__", ()) else 0.0
         whole = isinstance(defaults[name], int)
@@ -43,6 +45,8 @@ def check_settings(thing: Callable[..., Any], given: Mapping[str, Any], key: str
         if not is_number or not least <= value <= LARGEST or (whole and value != int(value)):
             want = f"a {'whole ' if whole else ''}number from {least:g} to {LARGEST:g}"
             raise ConfigError(f"{key}.{name}", value, want, str(defaults[name]))
+        taken[name] = int(value) if whole else float(value)
+    return taken
 
 
 def defaults_of(thing: Callable[..., Any]) -> dict[str, Any]:

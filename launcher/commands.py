@@ -100,6 +100,9 @@ def _explain(name: str) -> None:
     typer.echo("\nThe same in a configuration; every key may be changed:\n")
     said = {"algorithm": {"name": name, **settings(algorithm)}}
     typer.echo(yaml.safe_dump(said, sort_keys=False, default_flow_style=None))
+    rule = said["algorithm"].get("rule")
+    if rule and (own := {"start", "anneal", "guard"} - rule.keys()):
+        typer.echo(f"# {', '.join(sorted(own))}: of a class of its own, set where it is declared")
 
 
 def _place_of(algorithm: object) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedcore import extensions
+from fedcore.errors import FedError
 
 # toy tensors gain nothing from threads, and with other processes about they wait for each other
 torch.set_num_threads(1)
@@ -22,7 +24,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Registered before the tests are collected, since they are parametrised by the registries."""
-    extensions.load(config.getoption("--extension"))
+    try:
+        extensions.load(config.getoption("--extension"))
+    except FedError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure is followed by what its test is about: many say what is wrong then."""
+    report = yield
+    about = inspect.getdoc(getattr(item, "function", None))
+    if report.failed and about:
+        report.sections.append(("what this test is about", about))
+    return report
 
 
 @pytest.fixture

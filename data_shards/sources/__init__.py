@@ -118,6 +118,14 @@ def _check_arrays(name: str, split: str, arrays: Arrays) -> None:
     if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
         problem = f"{split} labels {list(labels.shape)} of {labels.dtype} for {len(images)} images"
         raise ShardError(name, problem, "int64 [M], one label for each image")
+    users = arrays.users
+    if users is not None and not (
+        users.shape == labels.shape
+        and np.issubdtype(users.dtype, np.integer)
+        and int(users.min(initial=0)) >= 0
+    ):
+        problem = f"{split} users {list(users.shape)} of {users.dtype} for {len(images)} images"
+        raise ShardError(name, problem, "int64 [M], numbers from 0, one for each image")
 
 
 def _few(labels: NDArray[np.int64]) -> str:

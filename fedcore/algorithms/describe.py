@@ -102,7 +102,7 @@ def _sum(letter: str, terms: tuple[Term, ...]) -> str:
 def _of_term(term: Term) -> str:
     function = getattr(term, "func", term)
     first = (function.__doc__ or "").split("\n\n")[0]
-    return f"    {term_name(term)}: " + " ".join(first.split())
+    return f"    {term_name(term)}: {' '.join(first.split())}".rstrip(": ")
 
 
 def _start(rule: LambdaRule) -> str:

@@ -123,8 +123,8 @@ def _with_settings(
 
 
 def _with_setting(term: Term, setting: dict[str, float]) -> Term:
-    check_settings(term, setting, f"algorithm.terms.{term_name(term)}")
-    return functools.partial(term, **setting) if setting else term
+    taken = check_settings(term, setting, f"algorithm.terms.{term_name(term)}")
+    return functools.partial(term, **taken) if taken else term
 
 
 def _resolve_server(
@@ -133,10 +133,10 @@ def _resolve_server(
     """The rule of that name. Settings that are not given stay the algorithm's own, if it has it."""
     for name, settings in given.items():  # one, or none
         kind = SERVER_RULES.get(name)
-        check_settings(kind, settings, f"algorithm.server.{name}")
+        taken = check_settings(kind, settings, f"algorithm.server.{name}")
         if declared is not None and type(declared) is kind:
-            return replace(declared, **settings)
-        return kind(**settings)
+            return replace(declared, **taken)
+        return kind(**taken)
     return None
 
 

@@ -23,6 +23,7 @@ from fedcore.server.consensus import Spread
 from fedcore.server.participants import participants
 from fedcore.server.state import GlobalState
 from fedcore.server.uploads import Piece, pieces
+from fedcore.settings import check_settings
 
 
 class Collected:
@@ -87,8 +88,9 @@ class ServerCollective:
         self.per_round, self.seed = per_round, seed
         self.start = {k: v.detach().clone() for k, v in start.items()}
         self.like = self.start["prototypes"]  # dtype and device of what clients receive
-        settings = dict(algorithm.combine_settings)
-        self.combine = functools.partial(COMBINES.get(algorithm.combine), **settings)
+        rule, given = COMBINES.get(algorithm.combine), dict(algorithm.combine_settings)
+        taken = check_settings(rule, given, "algorithm.combine_settings")
+        self.combine = functools.partial(rule, **taken)
         self.state = GlobalState(torch.zeros_like(anchors))
         if algorithm.control_variates:
             self.state.control = self.like.new_zeros(row)

@@ -82,7 +82,7 @@ def server_optimised(
     classes = torch.arange(len(start)).expand(len(prototypes), -1)
     free = start.clone().requires_grad_()
     optimiser = torch.optim.Adam([free], lr=lr)
-    for _ in range(int(steps)):
+    for _ in range(steps):
         logits = prototypes @ free.T  # [N, C, C]
         losses = F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none")
         fit = (losses * held.flatten()).sum() / held.sum().clamp(min=1)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedcore.algorithms import ALGORITHMS
+from fedcore.algorithms import ALGORITHMS, resolve
 from fedcore.clients.assign import kept_together
 from fedcore.clients.state import ClientState
+from fedcore.config_algorithm import AlgorithmConfig
 from tests.toy import ToyData, toy_group, toy_order
 
 SIZES = [20, 9, 13, 1]  # 5, 3, 4 and 1 batches; the last has a single sample
@@ -28,6 +29,9 @@ def differences(one: ClientState, other: ClientState) -> float:
 
 @pytest.mark.parametrize("name", ALGORITHMS.names())
 def test_lanes_agree(name: str) -> None:
+    resolve(
+        AlgorithmConfig.model_validate({"name": name})
+    )  # what no run would take is no algorithm
     alone = run(name, 1, [0, 1, 2, 3])
     for width in (3, 4):
         together = run(name, width, [0, 1, 2, 3])

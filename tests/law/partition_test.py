@@ -39,7 +39,8 @@ def labels_of(source: str) -> np.ndarray:
 @pytest.mark.parametrize("clients", [1, 7, 100])
 def test_every_sample_has_one_owner(source: str, name: str, clients: int) -> None:
     labels = labels_of(source)
-    each = 10 if clients == 1 else 2
+    classes = int(labels.max()) + 1
+    each = min(classes, max(2, -(-classes // clients)))  # so that every class has a client
     data = DataConfig(partition=name, labels_per_client=each, alpha=0.05)
     users = np.arange(len(labels)) ** 2 % 211
     parts = partition(labels, data, clients, 3, users)

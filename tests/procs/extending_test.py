@@ -23,6 +23,7 @@ COMMANDS = re.findall(r"^torchrun --nproc_per_node=2 launcher/main.py (.*)$", TE
 
 PLACES = {  # in the package, each is found by being there
     "mine.py": "fedcore/algorithms",
+    "pull.py": "fedcore/algorithms",
     "margin.py": "fedcore/algorithms",
     "late.py": "fedcore/algorithms",
     "mlp.py": "fedcore/models",
@@ -34,7 +35,7 @@ from fedcore.models import MODELS
 from fedcore.objective.terms import TERMS
 from fedcore.schedule import SCHEDULES
 from data_shards.sources import SOURCES
-assert {"mine", "v4_margin"} <= set(ALGORITHMS.names())
+assert {"mine", "v4_margin", "pulled"} <= set(ALGORITHMS.names())
 assert "prototype_margin" in TERMS.names() and "late" in SCHEDULES.names()
 assert "mlp" in MODELS.names() and "halves" in SOURCES.names()
 """
@@ -71,6 +72,14 @@ def test_an_example_runs(words: str, beside: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "completed"
     (kept,) = (tmp_path / "extensions").iterdir()
     assert kept.read_text() == EXAMPLES[kept.name]
+
+
+def test_the_law_tests_take_them_up_and_pass(beside: Path) -> None:
+    files = [word for name in EXAMPLES for word in ("--extension", str(beside / name))]
+    chosen = ["-k", "mine or pulled or margin or late or mlp or halves", "-p", "no:cacheprovider"]
+    done = python(ROOT, ROOT, "-m", "pytest", "tests/law", *files, *chosen)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert done.stdout.count(".") > 25
 
 
 def test_in_the_package_a_file_is_found_by_being_there(tmp_path: Path) -> None:
