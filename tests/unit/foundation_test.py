@@ -23,7 +23,7 @@ def test_a_registry_gives_the_nearest_name_and_refuses_a_second_one() -> None:
     things.add("linear", 1)
     with pytest.raises(ConfigError, match=r"some\.key.*'liner'.*Try linear"):
         things.get("liner")
-    with pytest.raises(ValueError, match="twice"):
+    with pytest.raises(ConfigError, match="registered once"):
         things.add("linear", 2)
 
 

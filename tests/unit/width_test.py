@@ -69,11 +69,14 @@ def test_one_client_that_does_not_fit_is_no_answer(monkeypatch: pytest.MonkeyPat
         measured(monkeypatch, 64, 0)
 
 
-@pytest.mark.parametrize("value", [0, -1, "fast", 1.5, True, None])
-def test_what_is_no_width_is_told_in_one_line(value: Any) -> None:
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0, "0"), (-1, "-1"), ("fast", "'fast'"), (1.5, "1.5"), (True, "true"), (None, "null")],
+)
+def test_what_is_no_width_is_told_in_one_line(value: Any, said: str) -> None:
     with pytest.raises(ConfigError) as met:
         config(width=value)
-    assert str(met.value).startswith(f"clients.width: got {value!r}, want auto, or a whole number")
+    assert str(met.value).startswith(f"clients.width: got {said}, want auto, or a whole number")
 
 
 def config(**clients: Any) -> RunConfig:
