@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedcore.errors import ShardError
+from fedcore.errors import ConfigError, ShardError
 from fedcore.export import Tensors, empty_model, read
 from fedcore.models.proto_head import ProtoHead
 
@@ -39,7 +39,15 @@ class Exported:
         return cls(facts, tensors, device)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Images uint8 [M, channels, height, width] as the models take them: normalised."""
+        """Images uint8 [M, channels, height, width] as the models take them: normalised.
+
+        `ConfigError` for another type or shape: values of 0...1 would be answered, and wrongly.
+        """
+        shape = self.facts["model"]["shape"]
+        if images.dtype != torch.uint8 or list(images.shape[1:]) != shape:
+            got = f"{images.dtype} {list(images.shape)}"
+            want = f"torch.uint8 [M, {', '.join(map(str, shape))}], not divided by 255"
+            raise ConfigError("images", got, want, "images as the dataset has them")
         held = self._model.prototypes
         mean, std = (held.new_tensor(self.facts[name])[:, None, None] for name in ("mean", "std"))
         return (images.to(held) / 255 - mean) / std

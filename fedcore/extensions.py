@@ -106,12 +106,12 @@ def _run(file: Path, read: bytes) -> None:
     sys.modules[name] = module  # dataclasses look their module up while it is being run
     try:
         loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit here would end a job as if it were done
         del sys.modules[name]
         raise _failed(file, error) from error
 
 
-def _failed(file: Path, error: Exception) -> ConfigError:
+def _failed(file: Path, error: BaseException) -> ConfigError:
     """What went wrong, at which line of the user's file."""
     path, frames = str(_place(file)), traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == path]

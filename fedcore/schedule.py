@@ -116,10 +116,13 @@ def _check_range(schedule: Schedule, said: Named, key: str) -> None:
     """Tried over a whole run: a factor above 1 or below 0 would be a slip, and turn signs round."""
     p = torch.linspace(0, 1, 41, dtype=torch.float64)
     try:
-        values = schedule(Progress(p, p, p, p))
+        values, again = schedule(Progress(p, p, p, p)), schedule(Progress(p, p, p, p))
     except Exception as error:
         want = f"a schedule of all points at once; this raises {type(error).__name__}: {error}"
         raise ConfigError(key, said, want, "torch.where in place of an if") from error
+    if not torch.equal(values, again):
+        want = "a schedule without state, and this gives other factors when it is asked again"
+        raise ConfigError(key, said, want, "a frozen dataclass: a run that goes on asks anew")
     wrong = ~((values >= 0) & (values <= 1))
     if wrong.any():
         at = int(wrong.nonzero()[0])

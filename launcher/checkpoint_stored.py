@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.checkpoint import Checkpoint, candidates, pointed_at
-from fedcore.errors import ConfigError, FedError
+from fedcore.errors import ConfigError, FedError, ShardError
 from fedcore.files import inside, sha256_of
 from fedcore.telemetry.telemetry import to_stderr
 
@@ -52,12 +52,15 @@ def chosen(place: Path, best: bool = False) -> Path:
 
 
 def whole(folder: Path) -> Iterator[Checkpoint]:
-    """The undamaged checkpoints in there, best first; damaged ones are told and passed over."""
+    """The undamaged checkpoints in there, best first; damaged ones are passed over with a warning.
+
+    Raises `ConfigError` for one of another format: going on from the one before would replace it.
+    """
     for candidate in candidates(folder):
         try:
             held = Checkpoint(candidate)
             held.verify()
-        except FedError as error:
+        except ShardError as error:
             to_stderr(f"{error}; passing over {candidate.name}")
             continue
         yield held

@@ -95,6 +95,14 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_told(
     assert "passing over round_00003" in capsys.readouterr().err
 
 
+def test_a_newest_checkpoint_of_a_newer_fedcore_is_not_replaced(run_dir: Path) -> None:
+    (run_dir / "summary.json").unlink()
+    index = run_dir / "checkpoints" / "round_00003" / "index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"format": 99}))
+    with pytest.raises(ConfigError, match="is of format 99"):
+        look(run_dir)
+
+
 def test_when_every_checkpoint_is_damaged_nothing_starts_in_silence(run_dir: Path) -> None:
     unfinish(run_dir)
     for index in (run_dir / "checkpoints").glob("*/index.json"):

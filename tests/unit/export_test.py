@@ -21,7 +21,7 @@ from data_shards.resident import read_part
 from fedcore import export
 from fedcore.checkpoint import Checkpoint
 from fedcore.config import RunConfig
-from fedcore.errors import ShardError
+from fedcore.errors import ConfigError, ShardError
 from fedcore.exported import Exported
 from launcher.cli import Request, load_config
 from launcher.commands import app
@@ -275,6 +275,14 @@ def test_a_run_in_fp64_is_read_out_in_fp64(tmp_path: Path) -> None:
         model = Exported.load(exported(run, tmp_path / f"{what}.safetensors", "--what", what))
         assert model.features(images).dtype == torch.float64
         assert float((model.predict(images) == labels).double().mean()) == said[readout]
+
+
+def test_images_of_another_type_or_shape_are_refused(run: Path, tmp_path: Path) -> None:
+    model = Exported.load(exported(run, tmp_path / "a.safetensors", "--what", "averaged"))
+    images, _ = of_the_test_split(run)
+    for wrong in (images.float() / 255, images[0], images.repeat(1, 3, 1, 1)):
+        with pytest.raises(ConfigError, match="not divided by 255"):
+            model.predict(wrong)
 
 
 def test_a_file_without_models_is_refused(run: Path, tmp_path: Path) -> None:

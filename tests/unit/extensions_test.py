@@ -57,6 +57,7 @@ def test_what_a_file_registers_has_its_name_and_reading_twice_is_once(tmp_path: 
     [
         ("x = 1\ny = 1 / 0\n", ["in line 2", "ZeroDivisionError: division by zero"]),
         ("x = (\n", ["in line 1", "SyntaxError"]),
+        ("import sys\nsys.exit(0)\n", ["in line 2", "SystemExit"]),
         ("import nothing_of_that_name\n", ["in line 1", "ModuleNotFoundError"]),
         (SCHEDULE.format(name="cosine"), ["in line 13", "cosine", "registered once"]),
         (SCHEDULE.format(name="cosine"), ["has it already. Try another name in the file"]),

@@ -80,6 +80,18 @@ def test_a_wrong_schedule_is_told(decay: None, said: dict, words: str) -> None:
     assert words in str(told.value)
 
 
+def test_a_schedule_with_state_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counting(at: Progress) -> Tensor:
+        asked.append(1)
+        return torch.full_like(at.p, 1 / len(asked))
+
+    monkeypatch.setitem(SCHEDULES._things, "counting", counting)
+    with pytest.raises(ConfigError, match="other factors when it is asked again"):
+        schedule_of("counting")
+
+
 def test_a_schedule_that_leaves_0_to_1_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCHEDULES._things, "rising", lambda at: 0.5 + at.p)
     with pytest.raises(ConfigError, match=r"from 0 to 1, and at p = 0\.525 it gives 1\.025"):
