@@ -9,13 +9,21 @@ from dataclasses import replace
 
 from fedcore.algorithms.algorithm import ALGORITHMS
 from fedcore.algorithms.fedavg import FEDAVG
-from fedcore.algorithms.server_rules import Adagrad, Adam, Momentum, ServerRule, Yogi
+from fedcore.algorithms.server_rules import Adagrad, Adam, Momentum, Yogi
 
-_RULES: tuple[tuple[str, ServerRule, str], ...] = (
-    ("fedavgm", Momentum(), "fedavg with momentum on the server"),
-    ("fedadagrad", Adagrad(), "fedavg with Adagrad on the server"),
-    ("fedyogi", Yogi(), "fedavg with Yogi on the server"),
-    ("fedadam", Adam(), "fedavg with Adam on the server"),
+FEDAVGM = ALGORITHMS.add(
+    "fedavgm",
+    replace(FEDAVG, about="fedavg with momentum on the server", server=Momentum()),
 )
-for _name, _rule, _about in _RULES:
-    ALGORITHMS.add(_name, replace(FEDAVG, about=_about, server=_rule))
+FEDADAGRAD = ALGORITHMS.add(
+    "fedadagrad",
+    replace(FEDAVG, about="fedavg with Adagrad on the server", server=Adagrad()),
+)
+FEDYOGI = ALGORITHMS.add(
+    "fedyogi",
+    replace(FEDAVG, about="fedavg with Yogi on the server", server=Yogi()),
+)
+FEDADAM = ALGORITHMS.add(
+    "fedadam",
+    replace(FEDAVG, about="fedavg with Adam on the server", server=Adam()),
+)
