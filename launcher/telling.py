@@ -25,5 +25,7 @@ def tell(words: str, *, here: bool) -> None:
     if FILE in os.environ:
         extra = {"py_callstack": said, "timestamp": str(int(time.time()))}
         report = {"message": {"message": said, "extraInfo": extra}}
-        with suppress(OSError):
-            Path(os.environ[FILE]).write_text(json.dumps(report), encoding="utf-8")
+        part = Path(f"{os.environ[FILE]}.part")
+        with suppress(OSError):  # whole or absent: torchrun fails itself over half a file
+            part.write_text(json.dumps(report), encoding="utf-8")
+            part.replace(os.environ[FILE])
