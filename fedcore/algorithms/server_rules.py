@@ -103,31 +103,6 @@ class Adagrad:
 
 
 @dataclass(frozen=True)
-class Yogi:
-    """m <- beta1 m + (1 - beta1) D; v <- v - (1 - beta2) D^2 sign(v - D^2), from tau^2;
-    w <- w + lr m / (sqrt v + tau).
-
-    Reddi et al. 2021, algorithm 2 (FedYogi): unlike Adam's, v shrinks no faster than D^2 is large.
-    """
-
-    lr: Divisor = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: Divisor = 1e-3
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-    def start(self, like: Tensor) -> Moments:
-        return _start(like, self.tau)
-
-    def step(self, change: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
-        v, square = moments["v"], change.square()
-        v = v - (1 - self.beta2) * square * (v - square).sign()
-        return _adaptive(self, change, moments["m"], v)
-
-
-@dataclass(frozen=True)
 class Adam:
     """m <- beta1 m + (1 - beta1) D; v <- beta2 v + (1 - beta2) D^2, from tau^2;
     w <- w + lr m / (sqrt v + tau).
@@ -147,17 +122,31 @@ class Adam:
         return _start(like, self.tau)
 
     def step(self, change: Tensor, moments: Moments) -> tuple[Tensor, Moments]:
-        v = self.beta2 * moments["v"] + (1 - self.beta2) * change.square()
-        return _adaptive(self, change, moments["m"], v)
+        return _adaptive(self, change, moments["m"], self.second(moments["v"], change.square()))
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """v after a change of that square."""
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True)
+class Yogi(Adam):
+    """m <- beta1 m + (1 - beta1) D; v <- v - (1 - beta2) D^2 sign(v - D^2), from tau^2;
+    w <- w + lr m / (sqrt v + tau).
+
+    Reddi et al. 2021, algorithm 2 (FedYogi): unlike Adam's, v shrinks no faster than D^2 is large.
+    """
+
+    def second(self, v: Tensor, square: Tensor) -> Tensor:
+        """v after a change of that square."""
+        return v - (1 - self.beta2) * square * (v - square).sign()
 
 
 def _start(like: Tensor, tau: float) -> Moments:
     return {"m": torch.zeros_like(like), "v": torch.full_like(like, tau**2)}
 
 
-def _adaptive(
-    rule: Adagrad | Yogi | Adam, change: Tensor, m: Tensor, v: Tensor
-) -> tuple[Tensor, Moments]:
+def _adaptive(rule: Adagrad | Adam, change: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, Moments]:
     """The step along m, scaled by what v has become."""
     m = rule.beta1 * m + (1 - rule.beta1) * change
     return rule.lr * m / (v.sqrt() + rule.tau), {"m": m, "v": v}
